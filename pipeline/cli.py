@@ -1,0 +1,82 @@
+"""The command line. `plan`, `show` and a `run` with nothing to do import neither torch nor Ray."""
+
+import argparse
+import sys
+
+from stages.errors import UserError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit codes: 0 done, 2 the user can correct it; unexpected failures keep their traceback."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.command(options))
+    except UserError as error:
+        print(f"sentray: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("sentray: stopped; run again to continue", file=sys.stderr)
+        return 130
+
+
+def _run(options: argparse.Namespace) -> int:
+    from pipeline.recipe import load_recipe
+    from pipeline.runner import run
+
+    recipe = load_recipe(options.recipe, options.set)
+    busy = run(recipe, options.address, options.start, options.only, options.force)
+    from pipeline.show import show_result
+
+    if not busy:
+        print(f"{recipe.name}: nothing to do")
+    print(show_result(recipe))
+    return 0
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from pipeline.plan import make_plan, plan_text
+    from pipeline.recipe import load_recipe
+
+    recipe = load_recipe(options.recipe, options.set)
+    print(plan_text(recipe, make_plan(recipe)))
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    from pipeline.show import show
+
+    print(show(options.what, options.storage, options.rows))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sentray", description="Train small sentence encoders from unlabelled text."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    run = commands.add_parser("run", help="make what is missing of a recipe")
+    plan = commands.add_parser("plan", help="say what run would make, and why")
+    for command in (run, plan):
+        command.add_argument("recipe", help="recipe file (YAML)")
+        command.add_argument(
+            "--set", action="append", default=[], metavar="KEY=VALUE",
+            help="override a setting, e.g. train.batch_size=128",
+        )  # fmt: skip
+    run.add_argument("--from", dest="start", metavar="STAGE", help="make it and what follows again")
+    run.add_argument("--only", metavar="STAGE", help="make nothing but this stage")
+    run.add_argument(
+        "--force", action="append", default=[], metavar="STAGE", help="make this stage again"
+    )
+    run.add_argument("--address", help="Ray cluster to join; without it Ray starts here")
+    run.set_defaults(command=_run)
+    plan.set_defaults(command=_plan)
+    show = commands.add_parser("show", help="describe a run or an artifact")
+    show.add_argument("what", help="a recipe's name, or an artifact such as embed/minilm-3f9a1c2b")
+    show.add_argument("--storage", default="runs", help="storage root (default: runs)")
+    show.add_argument("--rows", type=int, default=5, help="rows of the sample (default: 5)")
+    show.set_defaults(command=_show)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

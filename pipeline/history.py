@@ -1,0 +1,43 @@
+"""The record of a recipe's runs: `history/<recipe>/<time>/`, newest last.
+
+`recipe.yaml` (resolved), `run.json` (artifacts and their settings, written when a run starts),
+`results.json` and `report.html` (when it ends).
+"""
+
+import json
+import time
+from typing import Any
+
+from pipeline.graph import Node
+from pipeline.recipe import Recipe, dump_recipe
+from stages.files import Root
+
+
+def start_record(root: Root, recipe: Recipe, nodes: list[Node], folders: dict[str, str]) -> str:
+    """Writes the record of a starting run; returns its folder."""
+    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime()) + f"{time.time_ns() // 1000 % 10**6:06d}"
+    folder = f"history/{recipe.name}/{stamp}"
+    root.write(f"{folder}/recipe.yaml", dump_recipe(recipe).encode())
+    record = {
+        node.name: {"folder": folders[node.name], "settings": node.settings} for node in nodes
+    }
+    root.write(f"{folder}/run.json", json.dumps(record, indent=1).encode())
+    return folder
+
+
+def newest_record(root: Root, recipe_name: str) -> str | None:
+    """Folder of a recipe's newest run that has a complete record, or None."""
+    for stamp in reversed(root.list(f"history/{recipe_name}")):
+        folder = f"history/{recipe_name}/{stamp}"
+        if root.exists(f"{folder}/run.json"):
+            return folder
+    return None
+
+
+def last_settings(root: Root, recipe_name: str) -> dict[str, Any]:
+    """Settings by node of the newest run; empty when there was none."""
+    folder = newest_record(root, recipe_name)
+    if folder is None:
+        return {}
+    record = json.loads(root.read(f"{folder}/run.json"))
+    return {name: entry["settings"] for name, entry in record.items()}

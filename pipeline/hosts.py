@@ -1,0 +1,254 @@
+"""Ray: where nodes run. Row-wise nodes on Ray Data actor pools over shard ids, training under Ray
+Train (DeepSpeed) or as a Ray task (one device), everything else as Ray tasks.
+
+Nothing home-made schedules, retries or moves data. What is ours is the ledger of shards and the
+checkpoints, so a worker that dies costs its open shard, or the steps since its last checkpoint.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+
+from pipeline.work import MAKERS, Job, ShardWorker, make_training, missing_shards
+from stages.errors import UserError
+
+
+@contextmanager
+def ray_session(address: str | None) -> Iterator[None]:
+    """Joins the cluster at `address` (or the job's own), else starts Ray on this machine.
+
+    Raises:
+        UserError: nothing answers at `address`.
+    """
+    quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
+    environment = {"env_vars": {"TOKENIZERS_PARALLELISM": "false", "RAY_AIR_NEW_OUTPUT": "0"}}
+    os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")
+    address = address or os.environ.get("RAY_ADDRESS")
+    try:
+        ray.init(address=address or "local", runtime_env=environment, **quiet)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        if address is None:
+            raise
+        raise UserError(
+            f"--address {address}: no Ray cluster can be joined there ({error}). Check the address "
+            "and, if the cluster asks for a token, RAY_AUTH_MODE and RAY_AUTH_TOKEN."
+        ) from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@ray.remote(num_cpus=0)
+class Board:
+    """Collects what workers say until the driver takes it."""
+
+    def __init__(self) -> None:
+        self._news: list[tuple[str, str]] = []
+        self._errors: dict[str, str] = {}
+
+    def post(self, node: str, text: str) -> None:
+        self._news.append((node, text))
+
+    def post_error(self, node: str, text: str) -> None:
+        self._errors[node] = text
+
+    def error(self, node: str) -> str | None:
+        return self._errors.pop(node, None)
+
+    def take(self) -> list[tuple[str, str]]:
+        news, self._news = self._news, []
+        return news
+
+
+def make_node(job: Job, board: Any, say: Callable[[str], None]) -> None:
+    """Makes one node on Ray and returns when it is published.
+
+    Raises:
+        UserError: as the stage raised it, without Ray's wrapping.
+    """
+    if job.node.kind in ("embed", "tokens"):
+        _make_rows(job, say)
+    elif job.node.kind == "train":
+        if job.recipe.train.resolved_engine == "plain":
+            _train_plain(job, board)
+        else:
+            _train_deepspeed(job, board)
+    else:
+        options = {"num_cpus": 1, "max_retries": job.recipe.train.max_failures}
+        _task(_make, options, job, board)
+
+
+def _task(function: Callable[..., None], options: dict[str, Any], job: Job, board: Any) -> None:
+    remote = ray.remote(**options)(function)
+    try:
+        ray.get(remote.remote(job, board))
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, UserError):
+            raise error.cause from None
+        raise
+
+
+def _make(job: Job, board: Any) -> None:
+    use_assigned_cores()
+    MAKERS[job.node.kind](job, lambda text: board.post.remote(job.node.name, text))
+
+
+def use_assigned_cores() -> None:
+    """As many torch threads as Ray gave this process cores."""
+    import torch
+
+    cores = ray.get_runtime_context().get_assigned_resources().get("CPU", 1)
+    torch.set_num_threads(max(1, int(cores)))
+
+
+class ShardActor:
+    """Ray Data's view of a ShardWorker: rows of shard numbers in, row counts out.
+
+    A user error travels as data: Ray Data would otherwise retry it or wrap it beyond reading.
+    """
+
+    def __init__(self, job: Job) -> None:
+        use_assigned_cores()
+        self._job = job
+        self._worker: ShardWorker | None = None
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        try:
+            if self._worker is None:
+                self._worker = ShardWorker(self._job)
+            return {"rows": self._worker(int(row["shard"])), "error": ""}
+        except UserError as error:
+            return {"rows": 0, "error": str(error)}
+
+
+def _make_rows(job: Job, say: Callable[[str], None]) -> None:
+    import time
+
+    from ray.data import ActorPoolStrategy, DataContext
+
+    todo, total = missing_shards(job)
+    if todo:
+        DataContext.get_current().enable_progress_bars = False
+        gpus = int(ray.cluster_resources().get("GPU", 0)) if job.node.kind == "embed" else 0
+        most = min(len(todo), gpus or max(1, int(ray.cluster_resources().get("CPU", 1))))
+        shards = ray.data.from_items(
+            [{"shard": number} for number in todo], override_num_blocks=len(todo)
+        )
+        results = shards.map(
+            ShardActor,
+            fn_constructor_args=(job,),
+            compute=ActorPoolStrategy(min_size=1, max_size=most, initial_size=1),
+            num_cpus=1,
+            num_gpus=1 if gpus else 0,
+        )
+        started = time.monotonic()
+        rows = 0
+        finished = total - len(todo)
+        for result in results.iter_rows():
+            if result["error"]:
+                raise UserError(result["error"])
+            rows += result["rows"]
+            finished += 1
+            rate = rows / (time.monotonic() - started)
+            left = (total - finished) * rows / max(1, finished - total + len(todo)) / rate
+            say(
+                f"{finished}/{total} shards  {rows:,} rows  {rate:,.0f} rows/s  "
+                f"ETA {int(left) // 60}:{int(left) % 60:02d}"
+            )
+    job.publish({})
+
+
+def _train_plain(job: Job, board: Any) -> None:
+    settings = job.recipe.train
+    cores, gpus = worker_resources(job)
+    options = {"num_cpus": cores, "num_gpus": gpus, "max_retries": settings.max_failures}
+    _task(_train_plain_here, options, job, board)
+
+
+def _train_plain_here(job: Job, board: Any) -> None:
+    from stages.train.engine import PlainEngine
+
+    use_assigned_cores()
+    make_training(job, PlainEngine, lambda text: board.post.remote(job.node.name, text))
+
+
+def worker_resources(job: Job) -> tuple[int, int]:
+    """Cores and GPUs of one training worker.
+
+    Raises:
+        UserError: the cluster can never give that much at once.
+    """
+    settings = job.recipe.train
+    have = ray.cluster_resources()
+    workers = settings.num_workers
+    gpus = settings.gpus_per_worker
+    if gpus is None:
+        gpus = 1 if have.get("GPU", 0) >= workers else 0
+    largest = max(int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"])
+    cores = settings.cpus_per_worker
+    if cores is None:
+        cores = max(1, min(largest, int(have["CPU"]) // workers))
+    fitting = sum(
+        int(node["Resources"].get("CPU", 0)) // cores for node in ray.nodes() if node["Alive"]
+    )
+    if fitting < workers or gpus * workers > have.get("GPU", 0):
+        raise UserError(
+            f"train: {workers} worker(s) with {cores} core(s) and {gpus} GPU(s) each do not fit "
+            f"into this cluster ({int(have['CPU'])} cores, {int(have.get('GPU', 0))} GPUs); "
+            "lower train.num_workers, cpus_per_worker or gpus_per_worker"
+        )
+    return cores, gpus
+
+
+def _train_deepspeed(job: Job, board: Any) -> None:
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    settings = job.recipe.train
+    cores, gpus = worker_resources(job)
+    trainer = TorchTrainer(
+        _train_deepspeed_here,
+        train_loop_config={"job": job, "board": board},
+        torch_config=TorchConfig(backend="nccl" if gpus else "gloo"),
+        scaling_config=ScalingConfig(
+            num_workers=settings.num_workers,
+            use_gpu=gpus > 0,
+            resources_per_worker={"CPU": cores} | ({"GPU": gpus} if gpus else {}),
+        ),
+        # Ray's own record of the run is scratch: checkpoints are ours (stages/train/checkpoint.py)
+        run_config=RunConfig(
+            name=f"{job.node.fingerprint[:8]}-{os.getpid()}",
+            storage_path=os.path.join(ray._private.utils.get_ray_temp_dir(), "sentray-train"),
+            failure_config=FailureConfig(max_failures=settings.max_failures),
+        ),
+    )
+    trainer.fit()
+    error = ray.get(board.error.remote(job.node.name))
+    if error:
+        raise UserError(error)
+
+
+def _train_deepspeed_here(config: dict[str, Any]) -> None:
+    import torch
+
+    job, board = config["job"], config["board"]
+    cores, gpus = worker_resources(job)
+    torch.set_num_threads(cores)
+    os.environ["OMP_NUM_THREADS"] = str(cores)
+    if not gpus:
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    import deepspeed
+
+    from stages.train.engine import DeepSpeedEngine
+
+    deepspeed.init_distributed(dist_backend="nccl" if gpus else "gloo", auto_mpi_discovery=False)
+    try:
+        make_training(job, DeepSpeedEngine, lambda text: board.post.remote(job.node.name, text))
+    except UserError as error:
+        # the same on every worker; Ray Train would restart the group for it
+        ray.get(board.post_error.remote(job.node.name, str(error)))

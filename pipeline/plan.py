@@ -1,0 +1,119 @@
+"""What would run, and why. Reads manifests and records only: no torch, no Ray."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.artifacts import ArtifactStore, Manifest
+from pipeline.graph import ROW_WISE, Node, build_graph
+from pipeline.history import last_settings
+from pipeline.recipe import Recipe
+from stages.errors import UserError
+
+
+@dataclass(frozen=True)
+class Step:
+    """One node's state. `reason` is for people; done means that nothing is to do."""
+
+    node: Node
+    folder: str
+    manifest: Manifest | None
+    reason: str
+
+    @property
+    def done(self) -> bool:
+        return self.manifest is not None
+
+
+def make_plan(recipe: Recipe) -> list[Step]:
+    """Every node of the recipe with its state, in an order in which they could run."""
+    store = ArtifactStore(recipe.storage)
+    nodes = build_graph(recipe)
+    before = last_settings(store.root, recipe.name)
+    steps: dict[str, Step] = {}
+    for node in nodes.values():
+        folder = store.folder(node.kind, node.title, node.fingerprint)
+        manifest = store.manifest(folder)
+        if manifest is not None and manifest.fingerprint != node.fingerprint:
+            raise UserError(
+                f"artifact {folder}: belongs to another fingerprint that starts alike "
+                f"({manifest.fingerprint}); choose another `storage` for one of the two"
+            )
+        if manifest is not None:
+            reason = f"done, {_size(manifest)}"
+        else:
+            reason = _why(store, node, folder, steps, before)
+        steps[node.name] = Step(node, folder, manifest, reason)
+    return list(steps.values())
+
+
+def _why(
+    store: ArtifactStore, node: Node, folder: str, steps: dict[str, Step], before: dict[str, Any]
+) -> str:
+    source = steps.get("sentences")
+    if node.kind in ROW_WISE and source is not None and source.manifest is not None:
+        total = len(source.manifest.shards)
+        missing = total - len(store.finished_shards(folder))
+        if missing < total:
+            return f"missing {missing} of {total} shards"
+    if node.kind == "train" and store.root.list(f"work/{folder}"):
+        return "unfinished, continues at its newest checkpoint"
+    changes = _changes(node, before.get(node.name))
+    if changes:
+        return "stale because " + "; ".join(changes)
+    stale = [name for name in node.inputs if not steps[name].done]
+    if stale and node.name in before:
+        return f"stale because {', '.join(stale)} will be made again"
+    return "to do"
+
+
+def _changes(node: Node, old: dict[str, Any] | None) -> list[str]:
+    if old is None:
+        return []
+    found = []
+    for key in sorted(node.settings.keys() | old.keys()):
+        was, now = old.get(key), node.settings.get(key)
+        if was != now:
+            path = key.replace("encoder", node.encoder_path, 1) if node.encoder_path else key
+            found += _difference(path, was, now)
+    return found
+
+
+def _difference(path: str, was: Any, now: Any) -> list[str]:
+    if isinstance(was, dict) and isinstance(now, dict):
+        return [
+            change
+            for key in sorted(was.keys() | now.keys())
+            if was.get(key) != now.get(key)
+            for change in _difference(f"{path}.{key}", was.get(key), now.get(key))
+        ]
+    if path.endswith(("sha256", "path")) and was and now:
+        return [f"the content of {path.removesuffix('.sha256')} changed"]
+    return [f"{path} was {_shown(was)} and is {_shown(now)}"]
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _size(manifest: Manifest) -> str:
+    seconds = f"{manifest.seconds:.0f} s on {manifest.created[:10]}"
+    if manifest.shards:
+        return f"{manifest.num_rows:,} rows in {len(manifest.shards)} shards, {seconds}"
+    return seconds
+
+
+def plan_text(recipe: Recipe, steps: list[Step]) -> str:
+    """The plan as a table for a terminal."""
+    width = max(len(step.node.name) for step in steps)
+    place = max(len(step.folder) for step in steps)
+    lines = [f"{recipe.name}: storage {recipe.storage}"]
+    for step in steps:
+        mark = "=" if step.done else "+"
+        lines.append(f" {mark} {step.node.name:<{width}}  {step.folder:<{place}}  {step.reason}")
+        if not step.done and step.node.inputs:
+            lines.append(f"   {'':<{width}}  reads {', '.join(step.node.inputs)}")
+    to_do = sum(not step.done for step in steps)
+    lines.append(f"{to_do} of {len(steps)} to do" if to_do else "nothing to do")
+    return "\n".join(lines)

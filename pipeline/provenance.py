@@ -1,0 +1,80 @@
+"""What a path, a model or a list of packages *is*, apart from where it lies.
+
+Files count by content, so a moved file is the same input. Contents are hashed once: digests are
+kept in the user's cache folder under (path, size, modification time).
+"""
+
+import hashlib
+import json
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from stages.encoder.settings import PACKAGE_PREFIX, EncoderSettings, model_folder
+from stages.errors import UserError
+from stages.files import Root
+
+
+def cache_folder() -> Path:
+    """Where digests and copies of remote files are kept."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "sentray"
+
+
+def describe_path(path: str, setting: str) -> dict[str, Any]:
+    """Content of a file, or of a folder's files by name.
+
+    Raises:
+        UserError: nothing is there; names `setting`.
+    """
+    place = Path(path).expanduser()
+    if place.is_dir():
+        files = sorted(p for p in place.rglob("*") if p.is_file() and not p.name.startswith("."))
+        return {"files": {p.relative_to(place).as_posix(): digest(p) for p in files}}
+    if not place.is_file():
+        raise UserError(f"{setting}: there is no file or folder {place}")
+    return {"sha256": digest(place)}
+
+
+def describe_model(settings: EncoderSettings) -> dict[str, Any]:
+    """A package by name and version, a folder by content, a hub model by id and revision."""
+    folder = model_folder(settings.model)
+    if settings.model.startswith(PACKAGE_PREFIX):
+        name = settings.model.removeprefix(PACKAGE_PREFIX)
+        return {"package": name, "version": metadata.version(name)}
+    if folder is None:
+        return {"hub": settings.model, "revision": settings.revision}
+    names = ("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt")
+    files = [folder / name for name in names if (folder / name).is_file()]
+    files += sorted(folder.glob("*.safetensors")) + sorted(folder.glob("1_Pooling/config.json"))
+    return {"files": {p.relative_to(folder).as_posix(): digest(p) for p in files}}
+
+
+def describe_packages(packages: list[str] | None) -> dict[str, Any]:
+    """Versions of the packages whose documentation is read, and of Python."""
+    try:
+        if packages is None:
+            versions = {str(d.metadata["Name"]): d.version for d in metadata.distributions()}
+        else:
+            versions = {name: metadata.version(name) for name in packages}
+    except metadata.PackageNotFoundError as error:
+        raise UserError(
+            f"sentences.packages: '{error.name}' is not installed in this Python; "
+            "install it or take it off the list"
+        ) from None
+    return {"packages": versions, "python": platform.python_version()}
+
+
+def digest(file: Path) -> str:
+    """SHA-256 (hex) of a file's content, remembered while its size and time stay the same."""
+    stat = file.stat()
+    key = hashlib.sha256(f"{file.resolve()}|{stat.st_size}|{stat.st_mtime_ns}".encode()).hexdigest()
+    remembered = cache_folder() / "digests" / f"{key}.json"
+    if remembered.is_file():
+        return str(json.loads(remembered.read_text())["sha256"])
+    with file.open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    Root(str(remembered.parent)).write(remembered.name, json.dumps({"sha256": found}).encode())
+    return found

@@ -1,0 +1,221 @@
+"""Runs what the plan says is missing: ready nodes side by side, each in its own driver thread."""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any
+
+from pipeline.artifacts import ArtifactStore
+from pipeline.graph import Node
+from pipeline.history import start_record
+from pipeline.plan import Step, make_plan
+from pipeline.recipe import Recipe
+from pipeline.work import Job, clock, evaluations
+from stages.encoder.settings import model_folder
+from stages.errors import UserError
+
+# Lines about the same node come at most this often, so that a log file stays readable.
+SECONDS_BETWEEN_LINES = 5.0
+
+
+def choose(
+    steps: list[Step], start: str | None, only: str | None, force: list[str]
+) -> tuple[list[Step], set[str]]:
+    """Which steps to run, and which of them to make again although they are done.
+
+    Args:
+        start: `--from`: this node and everything that depends on it is made again.
+        only: `--only`: nothing but this node.
+        force: `--force`: these nodes are made again.
+
+    Raises:
+        UserError: no such node, or `only` lacks an input.
+    """
+    by_name = {step.node.name: step for step in steps}
+    again = {name for given in force for name in _named(given, by_name)}
+    if start is not None:
+        again |= set(_named(start, by_name))
+        for step in steps:
+            if again.intersection(step.node.inputs):
+                again.add(step.node.name)
+    wanted = [step for step in steps if not step.done or step.node.name in again]
+    if only is not None:
+        names = _named(only, by_name)
+        wanted = [step for step in wanted if step.node.name in names]
+        again &= set(names)
+        for step in wanted:
+            missing = [name for name in step.node.inputs if not by_name[name].done]
+            if missing:
+                raise UserError(
+                    f"--only {only}: it reads {', '.join(missing)}, which must be made first"
+                )
+    return wanted, again
+
+
+def _named(given: str, by_name: dict[str, Any]) -> list[str]:
+    """Nodes called `given`, or of that kind (`embed` is every `embed:...`)."""
+    found = [name for name in by_name if name == given or name.partition(":")[0] == given]
+    if not found:
+        raise UserError(f"there is no stage '{given}'; this recipe has {', '.join(by_name)}")
+    return found
+
+
+def run(
+    recipe: Recipe,
+    address: str | None = None,
+    start: str | None = None,
+    only: str | None = None,
+    force: list[str] | None = None,
+    out: Callable[[str], None] = lambda line: print(line, flush=True),
+) -> bool:
+    """Brings the recipe's artifacts up to date.
+
+    Returns:
+        whether anything was to do.
+
+    Raises:
+        UserError: bad input anywhere; artifacts already published stay.
+    """
+    steps = make_plan(recipe)
+    wanted, again = choose(steps, start, only, force or [])
+    if not wanted:
+        return False
+    store = ArtifactStore(recipe.storage)
+    store.check_writable()
+    _check_models(recipe)
+    folders = {step.node.name: step.folder for step in steps}
+    for step in wanted:
+        if step.node.name in again:
+            store.forget(step.folder)
+            store.root.delete(f"work/{step.folder}")
+    record = start_record(store.root, recipe, [step.node for step in steps], folders)
+    out(f"{recipe.name}: {', '.join(step.node.name for step in wanted)} to make; starting Ray")
+
+    from pipeline.hosts import Board, make_node, ray_session
+
+    with ray_session(address):
+        board = Board.remote()
+        teller = _Teller(out)
+
+        def make(node: Node) -> None:
+            job = Job(recipe, node, folders, time.time())
+            teller.say(node.name, "started", at_once=True)
+            make_node(job, board, lambda text: teller.say(node.name, text))
+            seconds = clock(time.time() - job.started)
+            teller.say(node.name, f"done in {seconds} -> {job.folder}", at_once=True)
+
+        _run_ready([step.node for step in wanted], make, lambda: _relay(board, teller))
+    finish_record(recipe, store, folders, record)
+    return True
+
+
+def _run_ready(
+    nodes: list[Node], make: Callable[[Node], None], tick: Callable[[], None]
+) -> None:
+    """Makes every node once its inputs among `nodes` are made. The first error wins; nodes that
+    are running are waited for, so that their finished shards count."""
+    waiting = {node.name: node for node in nodes}
+    running: dict[Future[None], str] = {}
+    failed: BaseException | None = None
+    with ThreadPoolExecutor(max_workers=max(1, len(nodes))) as pool:
+        while waiting or running:
+            if failed is None:
+                busy = set(waiting) | set(running.values())
+                for name, node in list(waiting.items()):
+                    if not busy.intersection(node.inputs):
+                        running[pool.submit(make, waiting.pop(name))] = name
+            elif not running:
+                break
+            done, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
+            tick()
+            for future in done:
+                running.pop(future)
+                failed = failed or future.exception()
+    if failed is not None:
+        raise failed
+
+
+def _relay(board: Any, teller: "_Teller") -> None:
+    import ray
+
+    for node, text in ray.get(board.take.remote()):
+        teller.say(node, text)
+
+
+class _Teller:
+    """Prints progress lines with the time of day, few enough to read."""
+
+    def __init__(self, out: Callable[[str], None]) -> None:
+        self._out = out
+        self._last: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def say(self, node: str, text: str, at_once: bool = False) -> None:
+        with self._lock:
+            now = time.monotonic()
+            recent = now - self._last.get(node, 0.0) < SECONDS_BETWEEN_LINES
+            if at_once or not recent or "dev Spearman" in text:
+                self._out(f"{time.strftime('%H:%M:%S')}  {node:<16}  {text}")
+                self._last[node] = now
+
+
+def _check_models(recipe: Recipe) -> None:
+    """Hub models are looked up before hours of work depend on them.
+
+    Raises:
+        UserError: a model that is neither in the cache nor on the hub, or has no safetensors.
+    """
+    for settings in [*recipe.teachers, recipe.student]:
+        if model_folder(settings.model) is not None:
+            continue
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+        try:
+            hf_hub_download(settings.model, "config.json", revision=settings.revision)
+        except (OSError, HfHubHTTPError, HFValidationError, ValueError) as error:
+            raise UserError(
+                f"model '{settings.model}': not in the Hugging Face cache and not to be had from "
+                f"the hub ({type(error).__name__}). Check the name and the network; offline, use "
+                "a cached model, a local folder or package:NAME."
+            ) from None
+
+
+def finish_record(
+    recipe: Recipe, store: ArtifactStore, folders: dict[str, str], record: str
+) -> None:
+    """Writes results and report of a finished run, and points `students/<name>` at the export."""
+    from pipeline.report import write_report
+
+    results = collect_results(store, folders)
+    if "after" not in results["evaluations"]:
+        return
+    store.root.write(f"{record}/results.json", json.dumps(results, indent=1).encode())
+    write_report(recipe, store, folders, results, record)
+    _link_student(recipe, store, folders["export"])
+
+
+def collect_results(store: ArtifactStore, folders: dict[str, str]) -> dict[str, Any]:
+    """Evaluations and speed as plain data."""
+    speed = store.manifest(folders["speed"]) if "speed" in folders else None
+    return {
+        "evaluations": evaluations(folders, store),
+        "speed": speed.stats if speed else None,
+        "artifacts": folders,
+    }
+
+
+def _link_student(recipe: Recipe, store: ArtifactStore, folder: str) -> None:
+    """`students/<name>` is a link to the newest export; only on a local file system."""
+    link = store.root.local_path(f"students/{recipe.name}")
+    if link is None or store.manifest(folder) is None:
+        return
+    target = store.open(folder).folder_path("model")
+    link.parent.mkdir(exist_ok=True)
+    aside = link.with_name(f".{link.name}-{time.time_ns()}")
+    aside.symlink_to(target)
+    aside.replace(link)
+
+

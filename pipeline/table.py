@@ -1,0 +1,65 @@
+"""The table at the end of a run: student before and after, and teachers, side by side."""
+
+from typing import Any
+
+
+def results_table(evaluations: dict[str, Any], speed: dict[str, Any] | None) -> str:
+    """Figures x 100 by row of encoder; 95% intervals below the student's.
+
+    Args:
+        evaluations: results by `before`, `after` and teacher name.
+        speed: the speed comparison, when there is one.
+    """
+    names = ["before", *(n for n in evaluations if n not in ("before", "after")), "after"]
+    titles = {"before": "student before", "after": "student after"}
+    first = evaluations["after"]
+    columns = ["", "layers", "MB"]
+    columns += [*first["sts"]]
+    if len(first["sts"]) > 1:
+        columns.append("mean")
+    if "retrieval" in first:
+        columns += ["MRR@10", "R@1", "R@10"]
+    if speed:
+        columns.append("sentences/s")
+    rows = [columns]
+    for name in names:
+        result = evaluations[name]
+        row = [titles.get(name, name), str(result["size"]["layers"])]
+        row.append(f"{result['size']['megabytes_float32']:.0f}")
+        scores = [entry["spearman"] for entry in result["sts"].values()]
+        row += [f"{score:.2f}" for score in scores]
+        if len(scores) > 1:
+            row.append(f"{sum(scores) / len(scores):.2f}")
+        if "retrieval" in result:
+            found = result["retrieval"]
+            row += [f"{found[key]:.1f}" for key in ("mrr_at_10", "recall_at_1", "recall_at_10")]
+        if speed:
+            rate = speed["sentences_per_second"].get("student" if name == "after" else name)
+            row.append(f"{rate:,.0f}" if rate else "")
+        rows.append(row)
+    intervals = [entry.get("interval_95") for entry in first["sts"].values()]
+    if any(intervals):
+        cells = [f"{low:.1f}-{high:.1f}" if (low := i[0]) and (high := i[1]) else "" for i in intervals]
+        rows.append(["  95% interval", "", "", *cells])
+    width = [max(len(row[i]) for row in rows if i < len(row)) for i in range(len(columns))]
+    lines = []
+    for row in rows:
+        cells = [row[0].ljust(width[0])]
+        cells += [cell.rjust(width[i]) for i, cell in enumerate(row[1:], start=1)]
+        lines.append("  ".join(cells).rstrip())
+    lines.insert(1, "-" * len(lines[0]))
+    notes = []
+    if first["sts"]:
+        notes.append("STS: Spearman x 100.")
+    if "retrieval" in first:
+        notes.append(
+            f"Retrieval x 100: a held-out function's description from its summary line, "
+            f"among {first['retrieval']['num_pairs']:,}."
+        )
+    if speed:
+        for name, ratio in speed["times_faster"].items():
+            notes.append(
+                f"The student is {ratio['median']:.2f} times as fast as {name} "
+                f"({ratio['low']:.2f} to {ratio['high']:.2f}, {speed['threads']} thread(s))."
+            )
+    return "\n".join([*lines, "", *notes]).rstrip()

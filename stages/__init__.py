@@ -1,0 +1,1 @@
+"""What is computed: one room per stage. Nothing here knows about recipes, artifacts or Ray."""

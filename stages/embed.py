@@ -1,0 +1,44 @@
+"""Teacher factors: every sentence through an encoder, once. Row-wise: shard in, shard out."""
+
+import io
+from collections.abc import Sequence
+
+import numpy as np
+
+from stages.encoder.settings import EncoderSettings
+from stages.errors import UserError
+from stages.evaluate.sts import unit_rows
+
+
+
+class Embedder:
+    """Sentences of a shard to factor rows; loads its encoder once and keeps it."""
+
+    def __init__(self, settings: EncoderSettings) -> None:
+        from stages.encoder.model import load_for_inference
+
+        self._encoder = load_for_inference(settings)
+        self._model = settings.model
+
+    def __call__(self, texts: Sequence[str]) -> dict[str, bytes]:
+        """`factors.npy`: unit rows (N, D) fp16.
+
+        Raises:
+            UserError: the encoder gives vectors that are not finite or have no direction.
+        """
+        vectors = self._encoder.encode(texts)
+        norms = np.linalg.norm(vectors, axis=1)
+        bad = np.flatnonzero(~(np.isfinite(norms) & (norms > 1e-8)))
+        if len(bad):
+            raise UserError(
+                f"model '{self._model}': gives no usable vector for {len(bad)} sentences, "
+                f"the first being {texts[bad[0]]!r}; try precision: float32"
+            )
+        return {"factors.npy": npy_bytes(unit_rows(vectors).astype(np.float16))}
+
+
+def npy_bytes(array: np.ndarray) -> bytes:
+    """The array as an `.npy` file, ready to be memory-mapped."""
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    return buffer.getvalue()

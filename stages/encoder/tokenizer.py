@@ -1,0 +1,136 @@
+"""Text to token ids, with an optional prompt template assembled at id level.
+
+Assembling ids (not text) means that truncation shortens the sentence and never the template,
+and that a sentence's own tokens are the same with and without a template.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from stages.encoder.settings import EncoderSettings, model_folder
+from stages.errors import UserError
+
+
+class SentenceTokenizer:
+    """Turns sentences into int32 id arrays of at most `max_length` tokens, unpadded."""
+
+    def __init__(self, tokenizer: Any, settings: EncoderSettings) -> None:
+        if not tokenizer.is_fast:
+            raise UserError(
+                f"model '{settings.model}': it has no fast tokenizer (tokenizer.json); "
+                "convert it with transformers' AutoTokenizer(..., use_fast=True).save_pretrained"
+            )
+        self.pretrained = tokenizer
+        self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+        self.mask_id = tokenizer.mask_token_id
+        self.mask_is_last = True
+        self._rust = tokenizer.backend_tokenizer
+        self._rust.no_padding()
+        self._room = settings.max_length
+        self._prefix: list[int] = []
+        self._suffix: list[int] = []
+        if settings.template is not None:
+            self._set_template(settings)
+
+    def _set_template(self, settings: EncoderSettings) -> None:
+        template = settings.template or ""
+        if settings.pooling == "mask":
+            if self.mask_id is None:
+                raise UserError(
+                    f"model '{settings.model}': its tokenizer has no mask token, "
+                    "so pooling 'mask' cannot be used; choose cls or mean"
+                )
+            template = template.replace("{mask}", self.pretrained.mask_token)
+        before, after = template.split("{sentence}")
+        self.mask_is_last = self.pretrained.mask_token not in before
+        self._rust.no_truncation()
+        opening, closing = self._special_tokens_around()
+        self._prefix = opening + self._rust.encode(before, add_special_tokens=False).ids
+        self._suffix = self._rust.encode(after, add_special_tokens=False).ids + closing
+        self._room -= len(self._prefix) + len(self._suffix)
+        if self._room < 1:
+            raise UserError(
+                f"template {settings.template!r} takes {len(self._prefix) + len(self._suffix)} "
+                f"tokens, which leaves none of max_length={settings.max_length} for the sentence"
+            )
+
+    def _special_tokens_around(self) -> tuple[list[int], list[int]]:
+        marker = self._rust.encode("a", add_special_tokens=False).ids
+        whole = self._rust.encode("a", add_special_tokens=True).ids
+        start = whole.index(marker[0])
+        return whole[:start], whole[start + len(marker) :]
+
+    def __call__(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """One int32 array of ids per text, in order."""
+        self._rust.enable_truncation(max_length=self._room)
+        if not self._prefix and not self._suffix:
+            encodings = self._rust.encode_batch_fast(list(texts), add_special_tokens=True)
+            return [np.asarray(encoding.ids, dtype=np.int32) for encoding in encodings]
+        encodings = self._rust.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [
+            np.asarray(self._prefix + encoding.ids + self._suffix, dtype=np.int32)
+            for encoding in encodings
+        ]
+
+
+def load_tokenizer(settings: EncoderSettings) -> SentenceTokenizer:
+    """The model's own tokenizer, for its template and maximum length.
+
+    Raises:
+        UserError: no such model, or no tokenizer in it.
+    """
+    from transformers import AutoTokenizer
+
+    with readable_errors(settings.model):
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(model_folder(settings.model) or settings.model),
+            revision=settings.revision,
+            trust_remote_code=settings.trust_remote_code,
+        )
+    return SentenceTokenizer(tokenizer, settings)
+
+
+@contextmanager
+def readable_errors(model: str) -> Iterator[None]:
+    """Turns transformers' loading errors into one message for people."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        # their own messages run over many lines; the first says what went wrong
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"model '{model}': cannot be loaded ({reason}). Check the name; offline, only "
+            "models in the Hugging Face cache, local folders and package:NAME can be used."
+        ) from error
+
+
+def pad(rows: Sequence[np.ndarray], pad_id: int) -> tuple[np.ndarray, np.ndarray]:
+    """Right-pads id arrays to the longest.
+
+    Returns:
+        ids (B, L) int64 and mask (B, L) int64, 1 where there is a token.
+    """
+    lengths = np.fromiter((len(row) for row in rows), dtype=np.int64, count=len(rows))
+    mask = np.arange(lengths.max())[None, :] < lengths[:, None]
+    ids = np.full(mask.shape, pad_id, dtype=np.int64)
+    ids[mask] = np.concatenate(rows)
+    return ids, mask.astype(np.int64)
+
+
+def token_budget_batches(lengths: np.ndarray, tokens_per_batch: int) -> list[np.ndarray]:
+    """Row numbers in batches of similar length, longest first, each within the budget.
+
+    A batch of b rows whose longest has L tokens costs b * L tokens; a single row may exceed
+    the budget by itself.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    batches = []
+    start = 0
+    while start < len(order):
+        size = max(1, tokens_per_batch // int(lengths[order[start]]))
+        batches.append(order[start : start + size])
+        start += size
+    return batches

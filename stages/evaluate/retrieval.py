@@ -1,0 +1,35 @@
+"""Retrieval without labels: find a function's description from its summary line."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from stages.evaluate.sts import unit_rows
+
+# Queries compared with all descriptions at once: 1,024 x N float32 scores in memory.
+QUERY_ROWS = 1024
+
+
+def score_retrieval(
+    queries: Sequence[str],
+    documents: Sequence[str],
+    encode: Callable[[Sequence[str]], np.ndarray],
+) -> dict[str, float]:
+    """MRR@10, recall@1 and recall@10 (all x 100) where document i answers query i.
+
+    A document that ties with the right one is ranked before it, so a constant encoder scores 0.
+    """
+    query_vectors = unit_rows(encode(queries))
+    document_vectors = unit_rows(encode(documents))
+    ranks = np.empty(len(queries), dtype=np.int64)
+    for start in range(0, len(queries), QUERY_ROWS):
+        scores = query_vectors[start : start + QUERY_ROWS] @ document_vectors.T
+        right = scores[np.arange(len(scores)), np.arange(start, start + len(scores))]
+        ranks[start : start + QUERY_ROWS] = (scores >= right[:, None]).sum(1)
+    found = ranks <= 10
+    return {
+        "num_pairs": len(queries),
+        "mrr_at_10": 100 * float(np.where(found, 1 / ranks, 0).mean()),
+        "recall_at_1": 100 * float((ranks == 1).mean()),
+        "recall_at_10": 100 * float(found.mean()),
+    }

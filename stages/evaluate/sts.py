@@ -1,0 +1,199 @@
+"""Semantic textual similarity: Spearman of cosine and gold score.
+
+Protocol ("all", METHODS of the SimCSE line): predictions and gold of all subsets are concatenated
+and correlated once; per-subset figures are reported beside it. No regressor, no fitted threshold.
+"""
+
+import csv
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.stats import rankdata
+
+from stages.errors import UserError
+from stages.evaluate.settings import StsSettings
+
+
+@dataclass(frozen=True)
+class StsSet:
+    """Pairs with gold scores; all four sequences have one entry per pair."""
+
+    name: str
+    sentence1: list[str]
+    sentence2: list[str]
+    gold: np.ndarray
+    subset: list[str]
+
+
+def load_sts(settings: StsSettings) -> StsSet:
+    """Reads and checks an STS set. White space is squeezed; rows without a score are dropped.
+
+    Raises:
+        UserError: missing file or column, a score that is no number, no rows left.
+    """
+    where = settings.path or f"data set {settings.dataset}"
+    rows = _read_rows(settings)
+    sentence1, sentence2, gold, subset = [], [], [], []
+    for number, row in enumerate(rows, start=1):
+        if settings.split is not None and row.get("split") != settings.split:
+            continue
+        score = row.get("score")
+        if score is None or score == "":
+            continue
+        try:
+            value = float(score)
+        except (TypeError, ValueError):
+            value = float("nan")
+        if not np.isfinite(value):
+            raise UserError(
+                f"STS set '{settings.name}' ({where}), row {number}: "
+                f"the score is {score!r}, which is not a number"
+            )
+        sentence1.append(" ".join(str(row["sentence1"]).split()))
+        sentence2.append(" ".join(str(row["sentence2"]).split()))
+        gold.append(value)
+        subset.append(str(row.get("subset") or ""))
+    if len(gold) < 2:
+        split = f" with split '{settings.split}'" if settings.split else ""
+        raise UserError(f"STS set '{settings.name}' ({where}): fewer than two pairs{split}")
+    return StsSet(settings.name, sentence1, sentence2, np.asarray(gold), subset)
+
+
+def _read_rows(settings: StsSettings) -> list[dict[str, Any]]:
+    if settings.dataset is not None:
+        from stages.sources import load_hub_dataset
+
+        rows = [dict(row) for row in load_hub_dataset(settings.dataset, settings.split)]
+        return [row | {"split": settings.split} for row in rows]
+    path = Path(str(settings.path)).expanduser()
+    if not path.exists():
+        raise UserError(f"STS set '{settings.name}': there is no file {path}")
+    try:
+        rows = _senteval_rows(path) if path.is_dir() else _file_rows(path)
+    except UnicodeDecodeError as error:
+        raise UserError(f"STS set '{settings.name}' ({path}): not UTF-8 ({error.reason})") from None
+    except (json.JSONDecodeError, csv.Error) as error:
+        raise UserError(f"STS set '{settings.name}' ({path}): cannot be read ({error})") from None
+    for column in ("sentence1", "sentence2", "score"):
+        if rows and column not in rows[0]:
+            raise UserError(
+                f"STS set '{settings.name}' ({path}): there is no column '{column}'; "
+                f"it has {', '.join(map(str, rows[0]))}"
+            )
+    return rows
+
+
+def _file_rows(path: Path) -> list[dict[str, Any]]:
+    if path.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        return list(pq.read_table(path).to_pylist())
+    with path.open(encoding="utf-8", newline="") as file:
+        if path.suffix == ".jsonl":
+            return [json.loads(line) for line in file if line.strip()]
+        if path.suffix == ".csv":
+            return list(csv.DictReader(file))
+        return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+def _senteval_rows(folder: Path) -> list[dict[str, Any]]:
+    """SentEval's layouts: `STS.input.X.txt` with `STS.gs.X.txt`, `sts-SPLIT.csv`, `SICK_*.txt`."""
+    rows: list[dict[str, Any]] = []
+    for pairs in sorted(folder.glob("STS.input.*.txt")):
+        name = pairs.name.removeprefix("STS.input.").removesuffix(".txt")
+        gold = folder / f"STS.gs.{name}.txt"
+        if not gold.is_file():
+            raise UserError(f"{pairs}: its gold scores {gold.name} are missing")
+        lines = pairs.read_text(encoding="utf-8").splitlines()
+        scores = gold.read_text(encoding="utf-8").splitlines()
+        if len(lines) != len(scores):
+            raise UserError(f"{pairs}: {len(lines)} pairs, but {gold.name} has {len(scores)}")
+        for line, score in zip(lines, scores, strict=True):
+            left, right, *_ = [*line.split("\t"), ""]
+            rows.append(
+                dict(sentence1=left, sentence2=right, score=score, subset=name, split="test")
+            )
+    for file in sorted(folder.glob("sts-*.csv")):
+        split = file.stem.removeprefix("sts-")
+        for line in file.read_text(encoding="utf-8").splitlines():
+            parts = line.split("\t")
+            rows.append(
+                dict(sentence1=parts[5], sentence2=parts[6], score=parts[4], subset="", split=split)
+            )
+    for file in sorted(folder.glob("SICK_*.txt")):
+        split = {"train": "train", "trial": "dev"}.get(file.stem.split("_")[1], "test")
+        for line in file.read_text(encoding="utf-8").splitlines()[1:]:
+            parts = line.split("\t")
+            rows.append(
+                dict(sentence1=parts[1], sentence2=parts[2], score=parts[3], subset="", split=split)
+            )
+    if not rows:
+        raise UserError(
+            f"{folder}: no SentEval STS files (STS.input.*.txt, sts-*.csv, SICK_*.txt)"
+        )
+    return rows
+
+
+def unit_rows(vectors: np.ndarray) -> np.ndarray:
+    """Rows scaled to length 1 in float32; a zero row stays zero."""
+    vectors = vectors.astype(np.float32)
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.asarray(vectors / np.maximum(norms, 1e-8))
+
+
+def pair_cosines(pairs: StsSet, encode: Callable[[Sequence[str]], np.ndarray]) -> np.ndarray:
+    """Cosine of every pair, float32; each distinct sentence is encoded once."""
+    texts = list(dict.fromkeys(pairs.sentence1 + pairs.sentence2))
+    row_of = {text: row for row, text in enumerate(texts)}
+    vectors = unit_rows(encode(texts))
+    left = vectors[[row_of[text] for text in pairs.sentence1]]
+    right = vectors[[row_of[text] for text in pairs.sentence2]]
+    return np.asarray((left * right).sum(1))
+
+
+def spearman(a: np.ndarray, b: np.ndarray) -> float:
+    """Spearman's rho with average ranks for ties; nan when either side is constant."""
+    ranks_a, ranks_b = rankdata(a), rankdata(b)
+    ranks_a -= ranks_a.mean()
+    ranks_b -= ranks_b.mean()
+    scale = np.sqrt((ranks_a @ ranks_a) * (ranks_b @ ranks_b))
+    return float(ranks_a @ ranks_b / scale) if scale else float("nan")
+
+
+def bootstrap_interval(
+    a: np.ndarray, b: np.ndarray, num_resamples: int, seed: int = 0
+) -> tuple[float, float]:
+    """95% percentile interval of Spearman's rho over resampled pairs."""
+    random = np.random.default_rng(seed)
+    rhos = []
+    for _ in range(num_resamples):
+        rows = random.integers(0, len(a), len(a))
+        rhos.append(spearman(a[rows], b[rows]))
+    low, high = np.nanpercentile(rhos, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def score_sts(
+    pairs: StsSet, encode: Callable[[Sequence[str]], np.ndarray], num_bootstrap: int
+) -> dict[str, Any]:
+    """Spearman x 100 over all pairs and per subset, and its 95% bootstrap interval."""
+    cosines = pair_cosines(pairs, encode)
+    subsets = np.asarray(pairs.subset)
+    result: dict[str, Any] = {
+        "num_pairs": len(cosines),
+        "spearman": 100 * spearman(cosines, pairs.gold),
+    }
+    if num_bootstrap:
+        low, high = bootstrap_interval(cosines, pairs.gold, num_bootstrap)
+        result["interval_95"] = [100 * low, 100 * high]
+    names = sorted(set(pairs.subset))
+    if len(names) > 1:
+        result["subsets"] = {
+            name: 100 * spearman(cosines[subsets == name], pairs.gold[subsets == name])
+            for name in names
+        }
+    return result

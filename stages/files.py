@@ -1,0 +1,122 @@
+"""Reading and writing under a storage root: a local path, `s3://` or `gs://`, the same code.
+
+A file appears whole or not at all. Locally that is write-aside, fsync, rename; object stores
+publish an object only when its upload is closed, so the bytes are complete before it starts.
+"""
+
+import errno
+import os
+import shutil
+import uuid
+from pathlib import Path
+
+import pyarrow as pa
+from pyarrow import fs as pafs
+
+from stages.errors import UserError
+
+
+class Root:
+    """A folder on some file system; every path is relative to it, with forward slashes."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        try:
+            if "://" in uri:
+                self.fs, self.base = pafs.FileSystem.from_uri(uri)
+            else:
+                self.fs, self.base = pafs.LocalFileSystem(), str(Path(uri).expanduser().absolute())
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise UserError(f"storage '{uri}': cannot be opened ({error})") from None
+        self.is_local = isinstance(self.fs, pafs.LocalFileSystem)
+
+    def path(self, name: str) -> str:
+        return f"{self.base}/{name}"
+
+    def local_path(self, name: str) -> Path | None:
+        """The real path of `name` when the root is local, for memory mapping; else None."""
+        return Path(self.path(name)) if self.is_local else None
+
+    def exists(self, name: str) -> bool:
+        return bool(self.fs.get_file_info(self.path(name)).type != pafs.FileType.NotFound)
+
+    def read(self, name: str) -> bytes:
+        """The whole file.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        with self.fs.open_input_stream(self.path(name)) as stream:
+            return bytes(stream.read())
+
+    def list(self, folder: str) -> list[str]:
+        """Names (not paths) of what lies directly in `folder`; empty when there is no folder."""
+        selector = pafs.FileSelector(self.path(folder), allow_not_found=True)
+        return sorted(
+            info.base_name
+            for info in self.fs.get_file_info(selector)
+            if not info.base_name.startswith(".tmp-")
+        )
+
+    def write(self, name: str, data: bytes) -> None:
+        """Writes a file whole.
+
+        Raises:
+            UserError: the place cannot be written, or the disk is full; nothing is left behind.
+        """
+        path = self.path(name)
+        try:
+            if self.is_local:
+                _write_local(path, data)
+                return
+            with self.fs.open_output_stream(path) as stream:
+                stream.write(data)
+        except OSError as error:
+            raise storage_error(self.uri, error) from error
+
+    def put_folder(self, local: Path, name: str) -> None:
+        """Copies the files of a local folder to `name`; whoever reads it needs a marker file."""
+        for file in sorted(path for path in local.rglob("*") if path.is_file()):
+            self.write(f"{name}/{file.relative_to(local).as_posix()}", file.read_bytes())
+
+    def get_folder(self, name: str, local: Path) -> None:
+        """Copies every file under `name` into a local folder, without the subfolders' names."""
+        for info in self.fs.get_file_info(pafs.FileSelector(self.path(name), recursive=True)):
+            if info.type == pafs.FileType.File:
+                with self.fs.open_input_stream(info.path) as source:
+                    with (local / info.base_name).open("wb") as target:
+                        shutil.copyfileobj(source, target)
+
+    def delete(self, name: str) -> None:
+        """Removes a file or a folder; no error when it is not there."""
+        kind = self.fs.get_file_info(self.path(name)).type
+        if kind == pafs.FileType.Directory:
+            self.fs.delete_dir(self.path(name))
+        elif kind == pafs.FileType.File:
+            self.fs.delete_file(self.path(name))
+
+
+def _write_local(path: str, data: bytes) -> None:
+    folder, name = os.path.split(path)
+    os.makedirs(folder, exist_ok=True)
+    aside = f"{folder}/.tmp-{name}-{uuid.uuid4().hex[:8]}"
+    try:
+        with open(aside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException:
+        if os.path.exists(aside):
+            os.unlink(aside)
+        raise
+
+
+def storage_error(uri: str, error: OSError) -> UserError:
+    """What a failed write means to the person who chose the storage root."""
+    if error.errno == errno.ENOSPC:
+        return UserError(
+            f"storage '{uri}': the disk is full. Finished shards are kept; "
+            "free some space and run again to continue."
+        )
+    return UserError(f"storage '{uri}': cannot be written ({error}). Choose another `storage`.")

@@ -1,0 +1,58 @@
+"""Settings of the sentences stage. Imports nothing heavy."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from stages.settings import Settings, execution
+
+SourceKind = Literal["text", "parquet", "jsonl", "csv", "tsv", "dataset", "python-docs"]
+SUFFIXES: dict[str, SourceKind] = {
+    ".txt": "text", ".gz": "text", ".parquet": "parquet", ".jsonl": "jsonl",
+    ".csv": "csv", ".tsv": "tsv",
+}  # fmt: skip
+
+
+class SentencesSettings(Settings):
+    source: SourceKind | None = Field(
+        None, description="Kind of input; null: by the file's suffix (.gz may follow it)."
+    )
+    path: str | None = Field(
+        None,
+        description="A file, or a folder whose files are read in name order.",
+    )
+    dataset: str | None = Field(None, description="Hugging Face data set: id or local folder.")
+    dataset_split: str = Field("train", description="Split of the data set.")
+    packages: list[str] | None = Field(
+        None,
+        description="python-docs: installed packages to read, null for all.",
+    )
+    holdout_pairs: int = Field(
+        0, ge=0, description="python-docs: documented functions kept out of training, for retrieval."
+    )
+    column: str = Field("text", description="Column (or JSON key) that holds the text.")
+    split_sentences: bool = Field(False, description="Cut each text into sentences (sentencex).")
+    language: str = Field("en", description="Language for sentence splitting.")
+    unicode: Literal["NFC", "NFKC", "none"] = Field("NFC", description="Unicode normal form.")
+    min_chars: int = Field(10, ge=1, description="Shorter sentences are dropped.")
+    max_chars: int = Field(1000, ge=1, description="Longer sentences are dropped.")
+    invalid_utf8: Literal["error", "reject"] = Field(
+        "error", description="Lines that are not UTF-8: stop, or drop and count them."
+    )
+    limit: int | None = Field(None, ge=1, description="Keep a random sample of this many.")
+    seed: int = Field(0, ge=0, description="Seed of the shuffle.")
+    rows_per_shard: int = Field(8192, ge=1, description="Sentences in a shard.")
+    max_rejects_kept: int = execution(
+        1000, ge=0, description="Dropped rows kept for looking at, for each reason."
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "SentencesSettings":
+        if self.min_chars > self.max_chars:
+            raise ValueError(f"min_chars {self.min_chars} is above max_chars {self.max_chars}")
+        given = [self.path is not None, self.dataset is not None, self.source == "python-docs"]
+        if sum(given) != 1:
+            raise ValueError("give exactly one of: path, dataset, source: python-docs")
+        if self.holdout_pairs and self.source != "python-docs":
+            raise ValueError("holdout_pairs is for source: python-docs")
+        return self

@@ -1,0 +1,1 @@
+"""Training a student: objectives, batch order, engines, and the one loop they share."""

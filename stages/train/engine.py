@@ -1,0 +1,189 @@
+"""Who runs a step: plain PyTorch on one device, or DeepSpeed across workers. Same numbers.
+
+An engine owns the optimizer. Losses are of the global batch, so `backward` undoes the division
+by the number of workers that data-parallel averaging applies (each worker's gradient is that of
+its own rows; their *sum* is the gradient of the global loss).
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from stages.train.settings import TrainSettings
+from stages.train.student import Student
+
+
+class Engine(Protocol):
+    student: Student
+    rank: int
+    num_workers: int
+
+    def forward(self, ids_BL: Tensor, mask_BL: Tensor) -> Tensor: ...
+    def step(self, loss: Tensor, learning_rate: float) -> Tensor: ...
+    def save(self, folder: Path) -> None: ...
+    def load(self, folder: Path) -> None: ...
+    def backbone_weights(self) -> dict[str, Tensor]: ...
+    def gather_rows(self, rows: Tensor) -> Tensor: ...
+    def sum_over_workers(self, x: Tensor) -> Tensor: ...
+    def barrier(self) -> None: ...
+    def layout(self) -> dict[str, Any]: ...
+
+
+class PlainEngine:
+    """One device, no process group."""
+
+    rank = 0
+    num_workers = 1
+
+    def __init__(self, student: Student, settings: TrainSettings) -> None:
+        self.student = student
+        self._settings = settings
+        self._parameters = [p for p in student.parameters() if p.requires_grad]
+        self._optimizer = adamw(self._parameters, settings)
+
+    def forward(self, ids_BL: Tensor, mask_BL: Tensor) -> Tensor:
+        return self.student(ids_BL, mask_BL)  # type: ignore[no-any-return]
+
+    def step(self, loss: Tensor, learning_rate: float) -> Tensor:
+        """Backward, clip, update. Returns the gradient norm before clipping, on the device."""
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.clip_norm)
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def save(self, folder: Path) -> None:
+        """Weights and AdamW moments as safetensors: nothing here is ever unpickled."""
+        tensors = {f"model.{k}": v.contiguous() for k, v in self.student.state_dict().items()}
+        for number, state in self._optimizer.state_dict()["state"].items():
+            for name, value in state.items():
+                tensors[f"adamw.{number}.{name}"] = value.reshape(-1) if value.ndim == 0 else value
+        save_file(tensors, folder / "plain.safetensors")
+
+    def load(self, folder: Path) -> None:
+        tensors = load_file(folder / "plain.safetensors", device=str(self.student.encoder.device))
+        model = {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
+        self.student.load_state_dict(model)
+        state: dict[int, dict[str, Tensor]] = {}
+        for key, value in tensors.items():
+            if key.startswith("adamw."):
+                _, number, name = key.split(".")
+                kept = value.reshape(()) if name == "step" else value
+                state.setdefault(int(number), {})[name] = kept
+        groups = self._optimizer.state_dict()["param_groups"]
+        self._optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+    def backbone_weights(self) -> dict[str, Tensor]:
+        return cpu_copy(self.student.encoder.backbone)
+
+    def gather_rows(self, rows: Tensor) -> Tensor:
+        return rows
+
+    def sum_over_workers(self, x: Tensor) -> Tensor:
+        return x
+
+    def barrier(self) -> None:
+        return
+
+    def layout(self) -> dict[str, Any]:
+        return {"engine": "plain", "workers": 1}
+
+
+class DeepSpeedEngine:
+    """ZeRO stages 0 to 3 in an initialised torch.distributed process group."""
+
+    def __init__(self, student: Student, settings: TrainSettings) -> None:
+        import deepspeed
+
+        self.rank = dist.get_rank()
+        self.num_workers = dist.get_world_size()
+        self.student = student
+        self._stage = settings.zero_stage
+        parameters = [p for p in student.parameters() if p.requires_grad]
+        self._engine, self._optimizer, _, _ = deepspeed.initialize(
+            model=student,
+            optimizer=adamw(parameters, settings),
+            dist_init_required=False,
+            config={
+                "train_batch_size": settings.batch_size,
+                "train_micro_batch_size_per_gpu": settings.batch_size // self.num_workers,
+                "gradient_clipping": settings.clip_norm,
+                "zero_allow_untested_optimizer": True,
+                "zero_optimization": {
+                    "stage": settings.zero_stage,
+                    "stage3_gather_16bit_weights_on_model_save": True,
+                },
+                "steps_per_print": 10**9,
+                "wall_clock_breakdown": False,
+            },
+        )
+
+    def forward(self, ids_BL: Tensor, mask_BL: Tensor) -> Tensor:
+        return self._engine(ids_BL, mask_BL)  # type: ignore[no-any-return]
+
+    def step(self, loss: Tensor, learning_rate: float) -> Tensor:
+        """As PlainEngine.step. DeepSpeed averages gradients over workers; the sum is wanted."""
+        self._engine.backward(loss * self.num_workers)
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._engine.step()
+        norm = self._engine.get_global_grad_norm()
+        return torch.as_tensor(float("nan") if norm is None else norm)
+
+    def save(self, folder: Path) -> None:
+        self._engine.save_checkpoint(str(folder), tag="state")
+
+    def load(self, folder: Path) -> None:
+        tagged = folder / "state"
+        tagged.mkdir()
+        for file in folder.glob("*.pt"):
+            os.replace(file, tagged / file.name)
+        self._engine.load_checkpoint(str(folder), tag="state")
+
+    def backbone_weights(self) -> dict[str, Tensor]:
+        backbone = self.student.encoder.backbone
+        if self._stage < 3:
+            return cpu_copy(backbone)
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters(list(backbone.parameters())):
+            return cpu_copy(backbone)
+
+    def gather_rows(self, rows: Tensor) -> Tensor:
+        """(b, D) of every worker as (B, D) in rank order; only the own rows carry gradient."""
+        everyone = [torch.empty_like(rows) for _ in range(self.num_workers)]
+        dist.all_gather(everyone, rows.detach().contiguous())
+        everyone[self.rank] = rows
+        return torch.cat(everyone)
+
+    def sum_over_workers(self, x: Tensor) -> Tensor:
+        dist.all_reduce(x)
+        return x
+
+    def barrier(self) -> None:
+        dist.barrier()
+
+    def layout(self) -> dict[str, Any]:
+        return {"engine": "deepspeed", "workers": self.num_workers, "zero_stage": self._stage}
+
+
+def adamw(parameters: list[torch.nn.Parameter], settings: TrainSettings) -> torch.optim.AdamW:
+    """AdamW (0.9, 0.999, 1e-8), fused: 101 ms against 501 ms for 22.5 M parameters on 2 cores."""
+    return torch.optim.AdamW(
+        parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
+    )
+
+
+def cpu_copy(module: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: x.detach().to("cpu", copy=True) for name, x in module.state_dict().items()}
+
+
+BuildEngine = Callable[[Student, TrainSettings], Engine]

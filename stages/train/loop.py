@@ -1,0 +1,299 @@
+"""The training loop. Its hosts (a plain process, a Ray task, Ray Train workers) add nothing to it.
+
+Step s: rows of global batch s -> this worker's token ids, twice -> student -> gather u and v
+over workers -> cosines -> objectives over the global batch -> backward, clip, AdamW.
+Teachers cost one gather of cached rows and one product: nobody runs a teacher here.
+"""
+
+import json
+import math
+import resource
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from stages.encoder.tokenizer import SentenceTokenizer, pad, token_budget_batches
+from stages.errors import UserError
+from stages.evaluate.sts import StsSet, spearman, unit_rows
+from stages.rows import FactorRows, TokenRows
+from stages.train.checkpoint import Checkpoints
+from stages.train.engine import Engine
+from stages.train.objectives import cosines, mix_teachers, total_loss
+from stages.train.order import BatchOrder
+from stages.train.settings import TrainSettings
+from stages.train.student import step_seed
+
+# Dev sentences are read at full length, not cut like training sentences: what is selected is the
+# model as it will be used.
+DEV_MAX_LENGTH = 128
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """Memory-mapped inputs of training; every worker opens them by itself."""
+
+    tokens: TokenRows
+    factors: list[FactorRows]
+    teacher_weights: list[float]
+    dev: StsSet | None
+
+
+@dataclass
+class Progress:
+    """What a checkpoint carries besides weights and optimizer."""
+
+    step: int = 0
+    best_score: float | None = None
+    best_step: int = 0
+    evaluations_since_best: int = 0
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The result: the chosen backbone weights (on the CPU), and how training went."""
+
+    weights: dict[str, Tensor]
+    progress: Progress
+
+
+@dataclass(frozen=True)
+class Batch:
+    ids_bL: Tensor
+    mask_bL: Tensor
+    factors_BD: list[Tensor]
+    num_tokens: int
+
+
+def train(
+    engine: Engine,
+    settings: TrainSettings,
+    data: TrainingData,
+    checkpoints: Checkpoints | None = None,
+    on_metrics: Callable[[dict[str, Any]], None] = lambda row: None,
+) -> Trained:
+    """Trains to the end, resuming from the newest complete checkpoint if there is one.
+
+    Args:
+        on_metrics: called on every worker, the same number of times, with each metric row.
+
+    Raises:
+        UserError: batch larger than the corpus, a loss that is not finite, a checkpoint of
+            another layout.
+    """
+    num_rows = data.tokens.num_rows
+    if settings.batch_size > num_rows:
+        raise UserError(
+            f"train.batch_size is {settings.batch_size}, but there are only {num_rows} sentences; "
+            "lower it or give more text"
+        )
+    for factor in data.factors:
+        assert factor.num_rows == num_rows, "factors and tokens come from different sentences"
+    num_steps = settings.num_steps(num_rows)
+    progress, best = _resume(engine, checkpoints)
+    window = _Window(progress.step)
+    dev_batches = _dev_batches(engine, data.dev) if data.dev else []
+    for step, batch in _prefetched(engine, settings, data, range(progress.step, num_steps)):
+        torch.manual_seed(step_seed(settings.seed, step, engine.rank))
+        engine.student.train()
+        loss, parts = _loss(engine, settings, data, batch)
+        rate = settings.learning_rate_at(step, num_steps)
+        norm = engine.step(loss, rate)
+        window.add(loss, parts, norm, batch.num_tokens)
+        progress.step = step + 1
+
+        last = progress.step == num_steps
+        evaluate = settings.dev is not None and (
+            last or progress.step % settings.dev.every_steps == 0
+        )
+        save = progress.step % settings.checkpoint_every_steps == 0 and not last
+        if evaluate or save or last or progress.step % settings.log_every_steps == 0:
+            row = window.row(progress.step, num_steps, rate, engine)
+            if evaluate:
+                score = _dev_score(engine, data, dev_batches)
+                row["dev_spearman"] = score
+                if progress.best_score is None or score > progress.best_score:
+                    progress.best_score, progress.best_step = score, progress.step
+                    progress.evaluations_since_best = 0
+                    best = engine.backbone_weights()
+                else:
+                    progress.evaluations_since_best += 1
+            progress.history.append(row)
+            on_metrics(row)
+            window = _Window(progress.step)
+        if save and checkpoints is not None:
+            _save(engine, checkpoints, progress, best)
+            window = _Window(progress.step)
+        patience = settings.dev.patience if settings.dev else None
+        if patience is not None and progress.evaluations_since_best >= patience:
+            break
+    if best is None:
+        best = engine.backbone_weights()
+        progress.best_step = progress.step
+    return Trained(best, progress)
+
+
+def _loss(
+    engine: Engine, settings: TrainSettings, data: TrainingData, batch: Batch
+) -> tuple[Tensor, dict[str, Tensor]]:
+    views_2bD = engine.forward(
+        torch.cat([batch.ids_bL, batch.ids_bL]), torch.cat([batch.mask_bL, batch.mask_bL])
+    )
+    u_bD, v_bD = views_2bD.chunk(2)
+    scores_BB = cosines(engine.gather_rows(u_bD), engine.gather_rows(v_bD))
+    teacher_BB = None
+    if settings.objectives.needs_teacher:
+        teacher_BB = mix_teachers(batch.factors_BD, data.teacher_weights)
+    return total_loss(scores_BB, teacher_BB, settings.objectives)
+
+
+def _prefetched(
+    engine: Engine, settings: TrainSettings, data: TrainingData, steps: range
+) -> Iterator[tuple[int, Batch]]:
+    """Batches of `steps`, the next one read from the memory maps while this one trains."""
+    order = BatchOrder(data.tokens.num_rows, settings.batch_size, settings.seed)
+    share = settings.batch_size // engine.num_workers
+    device = engine.student.encoder.device
+    pad_id = engine.student.encoder.tokenizer.pad_id
+
+    def read(step: int) -> Batch:
+        rows = order.rows(step)
+        own = data.tokens.take(rows[engine.rank * share : (engine.rank + 1) * share])
+        ids, mask = pad(own, pad_id)
+        factors = data.factors if settings.objectives.needs_teacher else []
+        return Batch(
+            torch.from_numpy(ids).to(device, non_blocking=True),
+            torch.from_numpy(mask).to(device, non_blocking=True),
+            [torch.from_numpy(f.take(rows)).to(device, non_blocking=True) for f in factors],
+            2 * int(mask.sum()),
+        )
+
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        pending = pool.submit(read, steps[0]) if steps else None
+        for step in steps:
+            assert pending is not None
+            batch = pending.result()
+            if step + 1 < steps.stop:
+                pending = pool.submit(read, step + 1)
+            yield step, batch
+
+
+class _Window:
+    """Sums since the last metric row; stays on the device until a row is asked for."""
+
+    def __init__(self, first_step: int) -> None:
+        self._first_step = first_step
+        self._started = time.perf_counter()
+        self._sums: dict[str, Tensor] = {}
+        self._tokens = 0
+
+    def add(self, loss: Tensor, parts: dict[str, Tensor], norm: Tensor, tokens: int) -> None:
+        values = {"loss": loss.detach(), "gradient_norm": norm.detach(), **parts}
+        for name, value in values.items():
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
+        self._tokens += tokens
+
+    def row(self, step: int, num_steps: int, rate: float, engine: Engine) -> dict[str, Any]:
+        count = step - self._first_step
+        row: dict[str, Any] = {"step": step, "num_steps": num_steps, "learning_rate": rate}
+        row |= {name: float(value) / count for name, value in self._sums.items()}
+        if not math.isfinite(row["loss"]):
+            raise UserError(
+                f"train: the loss became {row['loss']} between steps {self._first_step + 1} and "
+                f"{step}; nothing was saved from there on. Lower train.learning_rate, raise the "
+                "temperatures, or use precision: float32."
+            )
+        seconds = time.perf_counter() - self._started
+        row["seconds_per_step"] = seconds / count
+        row["tokens_per_second"] = self._tokens * engine.num_workers / seconds
+        row["peak_memory_gib"] = peak_memory_bytes(engine.student.encoder.device) / 2**30
+        return row
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Peak of the GPU's allocator, or of this process's resident memory on a CPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _dev_batches(engine: Engine, dev: StsSet) -> list[tuple[np.ndarray, Tensor, Tensor]]:
+    """Distinct dev sentences, tokenised once, in batches that every worker cuts alike."""
+    encoder = engine.student.encoder
+    settings = encoder.settings.model_copy(update={"max_length": DEV_MAX_LENGTH})
+    rows = SentenceTokenizer(encoder.tokenizer.pretrained, settings)(_distinct(dev))
+    lengths = np.array([len(row) for row in rows])
+    batches = []
+    for batch in token_budget_batches(lengths, encoder.settings.tokens_per_batch):
+        ids, mask = pad([rows[i] for i in batch], encoder.tokenizer.pad_id)
+        tensors = [torch.from_numpy(x).to(encoder.device) for x in (ids, mask)]
+        batches.append((batch, tensors[0], tensors[1]))
+    return batches
+
+
+def _distinct(dev: StsSet) -> list[str]:
+    return list(dict.fromkeys(dev.sentence1 + dev.sentence2))
+
+
+def _dev_score(
+    engine: Engine, data: TrainingData, batches: list[tuple[np.ndarray, Tensor, Tensor]]
+) -> float:
+    """Spearman x 100 on the dev pairs; the sentences are spread over the workers."""
+    assert data.dev is not None
+    texts = _distinct(data.dev)
+    vectors = torch.zeros(
+        len(texts), engine.student.encoder.dimension, device=engine.student.encoder.device
+    )
+    engine.student.eval()
+    # every worker runs the same number of forwards (ZeRO-3 gathers weights in each)
+    for turn in range(0, len(batches), engine.num_workers):
+        mine = turn + engine.rank
+        rows, ids, mask = batches[min(mine, len(batches) - 1)]
+        with torch.no_grad():
+            found = engine.forward(ids, mask)
+        if mine < len(batches):
+            vectors[torch.from_numpy(rows)] = found
+    unit = unit_rows(engine.sum_over_workers(vectors).cpu().numpy())
+    row_of = {text: row for row, text in enumerate(texts)}
+    left = unit[[row_of[text] for text in data.dev.sentence1]]
+    right = unit[[row_of[text] for text in data.dev.sentence2]]
+    return 100 * spearman((left * right).sum(1), data.dev.gold)
+
+
+def _save(
+    engine: Engine, checkpoints: Checkpoints, progress: Progress, best: dict[str, Tensor] | None
+) -> None:
+    def write(folder: Path) -> None:
+        engine.save(folder)
+        if engine.rank == 0 and best is not None:
+            save_file(best, folder / "best.safetensors")
+
+    state = vars(progress) | {"layout": engine.layout()}
+    checkpoints.save(progress.step, engine.rank, write, engine.barrier, state)
+
+
+def _resume(
+    engine: Engine, checkpoints: Checkpoints | None
+) -> tuple[Progress, dict[str, Tensor] | None]:
+    state = checkpoints.newest(engine.layout()) if checkpoints else None
+    if checkpoints is None or state is None:
+        return Progress(), None
+    best: dict[str, Tensor] = {}
+
+    def read(folder: Path) -> None:
+        if (folder / "best.safetensors").exists():
+            best.update(load_file(folder / "best.safetensors"))
+        engine.load(folder)
+
+    checkpoints.load(state, read)
+    state = json.loads(json.dumps(state))
+    state.pop("layout")
+    return Progress(**state), best or None

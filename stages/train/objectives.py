@@ -1,0 +1,116 @@
+"""The objectives: pure functions of score matrices.
+
+Shapes: B sentences of the *global* batch. C (B, B) holds the student's cosines
+C_ij = cos(u_i, v_j) of view 1 against view 2; T (B, B) the teacher's, constant.
+Every loss is a mean over rows i. Computed in the dtype of C (float32 even under autocast).
+RankCSE: Liu et al., ACL 2023 (https://aclanthology.org/2023.acl-long.771).
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stages.train.settings import Objectives
+
+
+def unit(x: Tensor) -> Tensor:
+    """Rows scaled to length 1 (norm floored at 1e-8)."""
+    return F.normalize(x, dim=-1, eps=1e-8)
+
+
+def cosines(u: Tensor, v: Tensor) -> Tensor:
+    """C_ij = cos(u_i, v_j) as (B, B): normalise and multiply, not an O(B^2 D) broadcast."""
+    return unit(u) @ unit(v).T
+
+
+def mix_teachers(factors: list[Tensor], weights: list[float]) -> Tensor:
+    """Teacher scores T = sum_t w_t F_t F_t^T (B, B), weights scaled to sum to 1 (RankCSE Eq. 6).
+
+    Similarities are mixed, not embeddings, so teachers may differ in dimension.
+    """
+    total = math.fsum(weights)
+    mixed = factors[0] @ factors[0].T * (weights[0] / total)
+    for factor, weight in zip(factors[1:], weights[1:], strict=True):
+        mixed = mixed + factor @ factor.T * (weight / total)
+    return mixed
+
+
+def info_nce(C: Tensor, temperature: float) -> Tensor:
+    """-log softmax_j(C_ij / t)_i, positive in the denominator, u to v only (SimCSE Eq. 1)."""
+    return F.cross_entropy(C / temperature, torch.arange(len(C), device=C.device))
+
+
+def consistency(C: Tensor, temperature: float) -> Tensor:
+    """Jensen-Shannon divergence of softmax(C_i. / t) and softmax(C_.i / t) (RankCSE Eq. 3).
+
+    The diagonal is included, both sides carry gradient, and the value lies in [0, ln 2].
+    The mixture is formed in log space; clamping *probabilities* there is what keeps it a
+    divergence.
+    """
+    log_p = F.log_softmax(C / temperature, dim=-1)
+    log_q = F.log_softmax(C.T / temperature, dim=-1)
+    log_m = torch.logaddexp(log_p, log_q) - math.log(2)
+    divergence = log_p.exp() * (log_p - log_m) + log_q.exp() * (log_q - log_m)
+    return 0.5 * divergence.sum(-1).mean()
+
+
+def off_diagonal(scores: Tensor) -> Tensor:
+    """(B, B) without its diagonal, as (B, B-1), order kept."""
+    size = len(scores)
+    return scores.flatten()[1:].view(size - 1, size + 1)[:, :-1].reshape(size, size - 1)
+
+
+def list_net(C: Tensor, T: Tensor, student_temperature: float, teacher_temperature: float) -> Tensor:
+    """-sum_j softmax(T_i. / t3)_j log softmax(C_i. / t2)_j without j = i (RankCSE Eq. 4).
+
+    The positive is removed from both lists before normalising (the paper's footnote 1): the
+    teacher would put nearly all its mass on it.
+    """
+    target = F.softmax(off_diagonal(T) / teacher_temperature, dim=-1)
+    log_p = F.log_softmax(off_diagonal(C) / student_temperature, dim=-1)
+    return -(target * log_p).sum(-1).mean()
+
+
+def list_mle(C: Tensor, T: Tensor, student_temperature: float, keep_positive: bool) -> Tensor:
+    """Plackett-Luce likelihood of the teacher's order, summed over positions (RankCSE Eq. 5).
+
+    -sum_k [ s_k - logsumexp_{l >= k} s_l ] with s = C_i. / t2 in the teacher's descending
+    order; ties keep their column order. About log B! at chance (496 for B = 128), so gradient
+    clipping acts on it nearly always.
+    """
+    if not keep_positive:
+        C, T = off_diagonal(C), off_diagonal(T)
+    order = torch.argsort(T, dim=-1, descending=True, stable=True)
+    s = (C / student_temperature).gather(-1, order)
+    tails = torch.logcumsumexp(s.flip(-1), dim=-1)
+    return (tails.sum(-1) - s.sum(-1)).mean()
+
+
+def total_loss(C: Tensor, T: Tensor | None, settings: Objectives) -> tuple[Tensor, dict[str, Tensor]]:
+    """The weighted sum of the recipe's objectives, and each unweighted (detached) part.
+
+    Args:
+        C: student cosines (B, B).
+        T: teacher scores (B, B); None only when no listwise objective is set.
+    """
+    parts: dict[str, tuple[float, Tensor]] = {}
+    if one := settings.infonce:
+        parts["infonce"] = one.weight, info_nce(C, one.temperature)
+    if two := settings.consistency:
+        parts["consistency"] = two.weight, consistency(C, two.temperature)
+    if net := settings.listnet:
+        assert T is not None
+        parts["listnet"] = (
+            net.weight,
+            list_net(C, T, net.student_temperature, net.teacher_temperature),
+        )
+    if mle := settings.listmle:
+        assert T is not None
+        parts["listmle"] = (
+            mle.weight,
+            list_mle(C, T, mle.student_temperature, mle.keep_positive),
+        )
+    total = torch.stack([weight * value for weight, value in parts.values()]).sum()
+    return total, {name: value.detach() for name, (_, value) in parts.items()}

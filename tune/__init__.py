@@ -1,0 +1,1 @@
+"""Search over recipe settings with Ray Tune. Nothing is implemented here yet."""
