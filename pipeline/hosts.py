@@ -7,14 +7,24 @@ checkpoints, so a worker that dies costs its open shard, or the steps since its 
 
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import ray
+os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # read when Ray is imported
 
-from pipeline.work import MAKERS, Job, ShardWorker, make_training, missing_shards
-from stages.errors import UserError
+import ray  # noqa: E402
+
+from pipeline.work import (  # noqa: E402
+    MAKERS,
+    Job,
+    ShardWorker,
+    clock,
+    make_training,
+    missing_shards,
+)
+from stages.errors import UserError  # noqa: E402
 
 
 @contextmanager
@@ -127,12 +137,11 @@ class ShardActor:
 
 
 def _make_rows(job: Job, say: Callable[[str], None]) -> None:
-    import time
-
     from ray.data import ActorPoolStrategy, DataContext
 
     todo, total = missing_shards(job)
     if todo:
+        logging.getLogger("ray.data").setLevel(logging.ERROR)  # our own lines say how far it is
         DataContext.get_current().enable_progress_bars = False
         gpus = int(ray.cluster_resources().get("GPU", 0)) if job.node.kind == "embed" else 0
         most = min(len(todo), gpus or max(1, int(ray.cluster_resources().get("CPU", 1))))
@@ -147,18 +156,16 @@ def _make_rows(job: Job, say: Callable[[str], None]) -> None:
             num_gpus=1 if gpus else 0,
         )
         started = time.monotonic()
-        rows = 0
-        finished = total - len(todo)
+        rows = made = 0
         for result in results.iter_rows():
             if result["error"]:
                 raise UserError(result["error"])
             rows += result["rows"]
-            finished += 1
-            rate = rows / (time.monotonic() - started)
-            left = (total - finished) * rows / max(1, finished - total + len(todo)) / rate
+            made += 1
+            seconds = time.monotonic() - started
             say(
-                f"{finished}/{total} shards  {rows:,} rows  {rate:,.0f} rows/s  "
-                f"ETA {int(left) // 60}:{int(left) % 60:02d}"
+                f"{total - len(todo) + made}/{total} shards  {rows:,} rows  "
+                f"{rows / seconds:,.0f} rows/s  ETA {clock((len(todo) - made) * seconds / made)}"
             )
     job.publish({})
 

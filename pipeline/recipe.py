@@ -58,6 +58,11 @@ class Recipe(Settings):
     def _fits_together(self) -> "Recipe":
         if self.train.objectives.needs_teacher and not self.teachers:
             raise ValueError("listnet and listmle need a teacher: add one under `teachers`")
+        if self.student.pooling == "mask" or self.student.template is not None:
+            raise ValueError(
+                "a student with a template or mask pooling cannot be exported as a "
+                "sentence-transformers folder yet; use pooling cls or mean (teachers may have one)"
+            )
         if self.evaluate.retrieval and not self.sentences.holdout_pairs:
             raise ValueError(
                 "evaluate.retrieval needs held-out pairs: set sentences.source: python-docs and "

@@ -20,6 +20,11 @@ class Root:
     """A folder on some file system; every path is relative to it, with forward slashes."""
 
     def __init__(self, uri: str) -> None:
+        if "@" in uri.split("://", 1)[-1].split("/", 1)[0]:
+            raise UserError(
+                "storage: credentials do not belong into the address (it is saved with every "
+                "run); set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the like, instead"
+            )
         self.uri = uri
         try:
             if "://" in uri:

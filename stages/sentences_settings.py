@@ -22,6 +22,7 @@ class SentencesSettings(Settings):
         description="A file, or a folder whose files are read in name order.",
     )
     dataset: str | None = Field(None, description="Hugging Face data set: id or local folder.")
+    dataset_file: str | None = Field(None, description="Only this file of the data set.")
     dataset_split: str = Field("train", description="Split of the data set.")
     packages: list[str] | None = Field(
         None,

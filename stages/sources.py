@@ -37,7 +37,9 @@ def read_records(settings: SentencesSettings) -> Iterator[Record]:
         UserError: missing or empty input, missing column, broken file; with its place.
     """
     if settings.dataset is not None:
-        for row in load_hub_dataset(settings.dataset, settings.dataset_split):
+        for row in load_hub_dataset(
+            settings.dataset, settings.dataset_split, settings.dataset_file
+        ):
             yield from _cell(row, settings.column, f"data set {settings.dataset}")
         return
     for file in input_files(str(settings.path)):
@@ -90,7 +92,7 @@ def kind_of(file: Path) -> str:
     return kind
 
 
-def load_hub_dataset(name: str, split: str | None) -> Any:
+def load_hub_dataset(name: str, split: str, file: str | None = None) -> Any:
     """Rows of a Hugging Face data set (hub id or local folder), streamed.
 
     Raises:
@@ -103,8 +105,8 @@ def load_hub_dataset(name: str, split: str | None) -> Any:
             "Hugging Face data sets need an extra: pip install 'sentray[hub]'"
         ) from None
     try:
-        return datasets.load_dataset(name, split=split or "test", streaming=True)
-    except (OSError, ValueError, ConnectionError) as error:
+        return datasets.load_dataset(name, data_files=file, split=split, streaming=True)
+    except (OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(f"data set '{name}': cannot be loaded ({reason})") from error
 

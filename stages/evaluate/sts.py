@@ -67,8 +67,8 @@ def _read_rows(settings: StsSettings) -> list[dict[str, Any]]:
     if settings.dataset is not None:
         from stages.sources import load_hub_dataset
 
-        rows = [dict(row) for row in load_hub_dataset(settings.dataset, settings.split)]
-        return [row | {"split": settings.split} for row in rows]
+        rows = load_hub_dataset(settings.dataset, settings.split or "test")
+        return [dict(row) | {"split": settings.split} for row in rows]
     path = Path(str(settings.path)).expanduser()
     if not path.exists():
         raise UserError(f"STS set '{settings.name}': there is no file {path}")

@@ -1,0 +1,168 @@
+"""Objectives against golden values, slow twins, gradients, and the papers' invariants."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stages.train.objectives import (
+    consistency,
+    cosines,
+    info_nce,
+    list_mle,
+    list_net,
+    mix_teachers,
+    off_diagonal,
+    total_loss,
+    unit,
+)
+from stages.train.settings import Objectives
+
+
+def scores(golden, dtype):
+    inputs = golden["inputs"]
+    C = cosines(*(torch.tensor(inputs[name], dtype=dtype) for name in ("u", "v")))
+    factors = [unit(torch.tensor(inputs[name], dtype=dtype)) for name in ("teacher1", "teacher2")]
+    return C, mix_teachers(factors, [inputs["alpha"], 1 - inputs["alpha"]])
+
+
+LOSSES = {
+    "infonce_tau1": lambda C, T: info_nce(C, 0.05),
+    "consistency_js_tau1": lambda C, T: consistency(C, 0.05),
+    "consistency_js_tau_0.5": lambda C, T: consistency(C, 0.5),
+    "listnet_tau2_tau3": lambda C, T: list_net(C, T, 0.025, 0.0125),
+    "listnet_0.05_0.05": lambda C, T: list_net(C, T, 0.05, 0.05),
+    "listmle_tau2": lambda C, T: list_mle(C, T, 0.025, keep_positive=True),
+    "listmle_tau2_without_positive": lambda C, T: list_mle(C, T, 0.025, keep_positive=False),
+}
+TOTALS = {
+    "rankcse_total_listmle_beta1_gamma1": dict(listmle=dict(student_temperature=0.025)),
+    "rankcse_total_listnet_beta0.5_gamma2": dict(
+        consistency=dict(weight=0.5), listnet=dict(weight=2.0)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_equal_golden_values(golden, name):
+    expected = golden["expected"][name]
+    double = float(LOSSES[name](*scores(golden, torch.float64)))
+    single = float(LOSSES[name](*scores(golden, torch.float32)))
+    assert double == pytest.approx(expected, abs=1e-9)
+    assert single == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", TOTALS)
+def test_weighted_totals_equal_golden_values(golden, name):
+    objectives = Objectives.model_validate({"infonce": {}, "consistency": {}} | TOTALS[name])
+    C, T = scores(golden, torch.float64)
+    total, parts = total_loss(C, T, objectives)
+    assert float(total) == pytest.approx(golden["expected"][name], abs=1e-9)
+    assert set(parts) == {"infonce", "consistency", *TOTALS[name]}
+
+
+def test_score_matrices_equal_golden_values(golden):
+    C, T = scores(golden, torch.float64)
+    expected = golden["expected"]
+    np.testing.assert_allclose(C, expected["student_cosines"], atol=1e-12)
+    np.testing.assert_allclose(T, expected["teacher_scores"], atol=1e-12)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients_are_those_of_the_value(name):
+    generator = torch.Generator().manual_seed(0)
+    u, v, t = (torch.randn(5, 4, dtype=torch.float64, generator=generator) for _ in range(3))
+    T = unit(t) @ unit(t).T
+    u, v = u.requires_grad_(), v.requires_grad_()
+    # tau scaled up: at 0.0125 a finite difference of 1e-6 already leaves the linear range
+    assert torch.autograd.gradcheck(
+        lambda a, b: LOSSES[name](cosines(a, b) * 0.1, T * 0.1), (u, v), atol=1e-5
+    )
+
+
+def slow_list_net(C, T, t2, t3):
+    rows = []
+    for i in range(len(C)):
+        others = [j for j in range(len(C)) if j != i]
+        q = np.exp([T[i, j] / t3 for j in others])
+        p = np.exp([C[i, j] / t2 for j in others])
+        rows.append(-sum(q / q.sum() * np.log(p / p.sum())))
+    return np.mean(rows)
+
+
+def slow_list_mle(C, T, t2):
+    rows = []
+    for c, t in zip(C / t2, T, strict=True):
+        order = sorted(range(len(t)), key=lambda j: -t[j])
+        s = c[order]
+        rows.append(-sum(s[k] - np.log(np.exp(s[k:]).sum()) for k in range(len(s))))
+    return np.mean(rows)
+
+
+def slow_jensen_shannon(C, t):
+    def softmax(x):
+        return np.exp(x) / np.exp(x).sum()
+
+    rows = []
+    for i in range(len(C)):
+        p, q = softmax(C[i] / t), softmax(C[:, i] / t)
+        m = (p + q) / 2
+        rows.append(0.5 * (p @ np.log(p / m) + q @ np.log(q / m)))
+    return np.mean(rows)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(3, 9), st.integers(0, 10**6))
+def test_losses_equal_their_slow_twins(size, seed):
+    random = np.random.default_rng(seed)
+    C, T = random.uniform(-1, 1, (2, size, size))
+    c, t = torch.tensor(C), torch.tensor(T)
+    assert float(list_net(c, t, 0.2, 0.1)) == pytest.approx(slow_list_net(C, T, 0.2, 0.1))
+    assert float(list_mle(c, t, 0.2, True)) == pytest.approx(slow_list_mle(C, T, 0.2))
+    assert float(consistency(c, 0.2)) == pytest.approx(slow_jensen_shannon(C, 0.2))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(3, 12), st.integers(0, 10**6), st.floats(0.01, 1))
+def test_consistency_is_a_divergence(size, seed, temperature):
+    C = torch.tensor(np.random.default_rng(seed).uniform(-1, 1, (size, size)))
+    value = float(consistency(C, temperature))
+    assert 0 <= value <= math.log(2) + 1e-12
+    assert value == pytest.approx(float(consistency(C.T, temperature)), abs=1e-12)
+    assert float(consistency(C + C.T, temperature)) == pytest.approx(0, abs=1e-12)
+
+
+def test_list_net_is_least_at_the_teacher_and_blind_to_the_positive():
+    C = torch.tensor(np.random.default_rng(0).uniform(-1, 1, (6, 6)))
+    q = torch.softmax(off_diagonal(C) / 0.1, -1)
+    entropy = float(-(q * q.log()).sum(-1).mean())
+    assert float(list_net(C, C, 0.1, 0.1)) == pytest.approx(entropy)
+    assert float(list_net(C.roll(1, 1), C, 0.1, 0.1)) > entropy
+    changed = C + torch.eye(6) * 7
+    assert float(list_net(changed, changed, 0.1, 0.1)) == pytest.approx(entropy)
+
+
+def test_list_mle_of_constant_scores_is_log_factorial():
+    C = torch.zeros(128, 128, dtype=torch.float64)
+    T = torch.rand(128, 128, dtype=torch.float64)
+    assert float(list_mle(C, T, 0.05, True)) == pytest.approx(math.lgamma(129))
+    assert float(list_mle(C, T, 0.05, False)) == pytest.approx(math.lgamma(128))
+
+
+def test_list_mle_prefers_the_teachers_order():
+    T = torch.rand(6, 6, dtype=torch.float64)
+    assert list_mle(T, T, 0.1, True) < list_mle(T, -T, 0.1, True)
+
+
+def test_info_nce_of_identical_views_and_orthogonal_negatives():
+    value = float(info_nce(torch.eye(10, dtype=torch.float64), 0.05))
+    assert value == pytest.approx(math.log1p(9 * math.exp(-20)))
+
+
+def test_teachers_get_no_gradient_and_weights_are_scaled():
+    a, b = unit(torch.randn(4, 3)), unit(torch.randn(4, 5))
+    mixed = mix_teachers([a, b], [1.0, 2.0])
+    torch.testing.assert_close(mixed, (a @ a.T + 2 * b @ b.T) / 3)
