@@ -114,9 +114,7 @@ class ArtifactStore:
     def put_files(self, folder: str, local: Path) -> dict[str, FileRecord]:
         """Stores the files of a local folder, together, under one content-named folder."""
         names = sorted(p.relative_to(local).as_posix() for p in local.rglob("*") if p.is_file())
-        digests = {
-            name: hashlib.sha256((local / name).read_bytes()).hexdigest() for name in names
-        }
+        digests = {name: hashlib.sha256((local / name).read_bytes()).hexdigest() for name in names}
         whole = hashlib.sha256(json.dumps(digests).encode()).hexdigest()[:8]
         self.root.put_folder(local, f"{folder}/files/{whole}")
         return {
@@ -198,9 +196,17 @@ class Artifact:
 
 
 def new_manifest(
-    *, kind: str, title: str, fingerprint: str, identity: dict[str, Any], inputs: dict[str, str],
-    shards: Sequence[ShardRecord], files: dict[str, FileRecord], stats: dict[str, Any],
-    started: float, recipe: str,
+    *,
+    kind: str,
+    title: str,
+    fingerprint: str,
+    identity: dict[str, Any],
+    inputs: dict[str, str],
+    shards: Sequence[ShardRecord],
+    files: dict[str, FileRecord],
+    stats: dict[str, Any],
+    started: float,
+    recipe: str,
 ) -> Manifest:
     """A manifest stamped with now, this machine, and the seconds since `started`."""
     from importlib.metadata import version

@@ -62,9 +62,7 @@ def build_graph(recipe: Recipe) -> dict[str, Node]:
             "settings": settings,
             "inputs": [nodes[name].fingerprint for name in inputs],
         }
-        nodes[name] = Node(
-            name, kind, title, settings, encoder_path, inputs, fingerprint(whole)
-        )
+        nodes[name] = Node(name, kind, title, settings, encoder_path, inputs, fingerprint(whole))
 
     add("sentences", _sentences(recipe))
     embedded = []

@@ -7,6 +7,7 @@ checkpoints, so a worker that dies costs its open shard, or the steps since its 
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,9 +15,9 @@ from typing import Any
 
 os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # read when Ray is imported
 
-import ray  # noqa: E402
+import ray
 
-from pipeline.work import (  # noqa: E402
+from pipeline.work import (
     MAKERS,
     Job,
     ShardWorker,
@@ -24,7 +25,7 @@ from pipeline.work import (  # noqa: E402
     make_training,
     missing_shards,
 )
-from stages.errors import UserError  # noqa: E402
+from stages.errors import UserError
 
 
 @contextmanager
@@ -34,12 +35,16 @@ def ray_session(address: str | None) -> Iterator[None]:
     Raises:
         UserError: nothing answers at `address`.
     """
-    quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
     environment = {"env_vars": {"TOKENIZERS_PARALLELISM": "false", "RAY_AIR_NEW_OUTPUT": "0"}}
     os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")
     address = address or os.environ.get("RAY_ADDRESS")
     try:
-        ray.init(address=address or "local", runtime_env=environment, **quiet)
+        ray.init(
+            address=address or "local",
+            runtime_env=environment,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+        )
     except (ConnectionError, ValueError, RuntimeError) as error:
         if address is None:
             raise
@@ -149,19 +154,18 @@ def _make_rows(job: Job, say: Callable[[str], None]) -> None:
             [{"shard": number} for number in todo], override_num_blocks=len(todo)
         )
         results = shards.map(
-            ShardActor,
+            ShardActor,  # type: ignore[arg-type]
             fn_constructor_args=(job,),
             compute=ActorPoolStrategy(min_size=1, max_size=most, initial_size=1),
             num_cpus=1,
             num_gpus=1 if gpus else 0,
         )
         started = time.monotonic()
-        rows = made = 0
-        for result in results.iter_rows():
+        rows = 0
+        for made, result in enumerate(results.iter_rows(), start=1):
             if result["error"]:
                 raise UserError(result["error"])
             rows += result["rows"]
-            made += 1
             seconds = time.monotonic() - started
             say(
                 f"{total - len(todo) + made}/{total} shards  {rows:,} rows  "
@@ -218,6 +222,9 @@ def _train_deepspeed(job: Job, board: Any) -> None:
 
     settings = job.recipe.train
     cores, gpus = worker_resources(job)
+    # Ray's own record of the run is scratch: checkpoints are ours (stages/train/checkpoint.py)
+    root = job.store.root
+    scratch = f"work/ray/{job.node.fingerprint[:8]}-{time.time_ns()}"
     trainer = TorchTrainer(
         _train_deepspeed_here,
         train_loop_config={"job": job, "board": board},
@@ -227,14 +234,17 @@ def _train_deepspeed(job: Job, board: Any) -> None:
             use_gpu=gpus > 0,
             resources_per_worker={"CPU": cores} | ({"GPU": gpus} if gpus else {}),
         ),
-        # Ray's own record of the run is scratch: checkpoints are ours (stages/train/checkpoint.py)
         run_config=RunConfig(
-            name=f"{job.node.fingerprint[:8]}-{os.getpid()}",
-            storage_path=os.path.join(ray._private.utils.get_ray_temp_dir(), "sentray-train"),
+            name="train",
+            storage_path=root.path(scratch),
+            storage_filesystem=root.fs,
             failure_config=FailureConfig(max_failures=settings.max_failures),
         ),
     )
-    trainer.fit()
+    try:
+        trainer.fit()
+    finally:
+        root.delete(scratch)
     error = ray.get(board.error.remote(job.node.name))
     if error:
         raise UserError(error)
@@ -247,6 +257,8 @@ def _train_deepspeed_here(config: dict[str, Any]) -> None:
     cores, gpus = worker_resources(job)
     torch.set_num_threads(cores)
     os.environ["OMP_NUM_THREADS"] = str(cores)
+    # DeepSpeed compiles an operator at its first start and looks for ninja on the PATH
+    os.environ["PATH"] = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"
     if not gpus:
         os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed

@@ -56,7 +56,8 @@ def _why(
         missing = total - len(store.finished_shards(folder))
         if missing < total:
             return f"missing {missing} of {total} shards"
-    if node.kind == "train" and store.root.list(f"work/{folder}"):
+    checkpoints = [name for name in store.root.list(f"work/{folder}") if name.startswith("step-")]
+    if checkpoints:
         return "unfinished, continues at its newest checkpoint"
     changes = _changes(node, before.get(node.name))
     if changes:

@@ -17,7 +17,10 @@ STYLE = (
 
 
 def write_report(
-    recipe: Recipe, store: ArtifactStore, folders: dict[str, str], results: dict[str, Any],
+    recipe: Recipe,
+    store: ArtifactStore,
+    folders: dict[str, str],
+    results: dict[str, Any],
     record: str,
 ) -> None:
     """Writes `report.html` into the run's record."""

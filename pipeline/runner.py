@@ -11,9 +11,9 @@ from pipeline.artifacts import ArtifactStore
 from pipeline.graph import Node
 from pipeline.history import start_record
 from pipeline.plan import Step, make_plan
+from pipeline.preflight import check_inputs
 from pipeline.recipe import Recipe
 from pipeline.work import Job, clock, evaluations
-from stages.encoder.settings import model_folder
 from stages.errors import UserError
 
 # Lines about the same node come at most this often, so that a log file stays readable.
@@ -84,7 +84,7 @@ def run(
         return False
     store = ArtifactStore(recipe.storage)
     store.check_writable()
-    _check_models(recipe)
+    check_inputs(recipe)
     folders = {step.node.name: step.folder for step in steps}
     for step in wanted:
         if step.node.name in again:
@@ -96,7 +96,7 @@ def run(
     from pipeline.hosts import Board, make_node, ray_session
 
     with ray_session(address):
-        board = Board.remote()
+        board = Board.remote()  # type: ignore[attr-defined]
         teller = _Teller(out)
 
         def make(node: Node) -> None:
@@ -111,9 +111,7 @@ def run(
     return True
 
 
-def _run_ready(
-    nodes: list[Node], make: Callable[[Node], None], tick: Callable[[], None]
-) -> None:
+def _run_ready(nodes: list[Node], make: Callable[[Node], None], tick: Callable[[], None]) -> None:
     """Makes every node once its inputs among `nodes` are made. The first error wins; nodes that
     are running are waited for, so that their finished shards count."""
     waiting = {node.name: node for node in nodes}
@@ -161,28 +159,6 @@ class _Teller:
                 self._last[node] = now
 
 
-def _check_models(recipe: Recipe) -> None:
-    """Hub models are looked up before hours of work depend on them.
-
-    Raises:
-        UserError: a model that is neither in the cache nor on the hub, or has no safetensors.
-    """
-    for settings in [*recipe.teachers, recipe.student]:
-        if model_folder(settings.model) is not None:
-            continue
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-        try:
-            hf_hub_download(settings.model, "config.json", revision=settings.revision)
-        except (OSError, HfHubHTTPError, HFValidationError, ValueError) as error:
-            raise UserError(
-                f"model '{settings.model}': not in the Hugging Face cache and not to be had from "
-                f"the hub ({type(error).__name__}). Check the name and the network; offline, use "
-                "a cached model, a local folder or package:NAME."
-            ) from None
-
-
 def finish_record(
     recipe: Recipe, store: ArtifactStore, folders: dict[str, str], record: str
 ) -> None:
@@ -217,5 +193,3 @@ def _link_student(recipe: Recipe, store: ArtifactStore, folder: str) -> None:
     aside = link.with_name(f".{link.name}-{time.time_ns()}")
     aside.symlink_to(target)
     aside.replace(link)
-
-

@@ -39,7 +39,9 @@ def results_table(evaluations: dict[str, Any], speed: dict[str, Any] | None) -> 
         rows.append(row)
     intervals = [entry.get("interval_95") for entry in first["sts"].values()]
     if any(intervals):
-        cells = [f"{low:.1f}-{high:.1f}" if (low := i[0]) and (high := i[1]) else "" for i in intervals]
+        cells = [
+            f"{low:.1f}-{high:.1f}" if (low := i[0]) and (high := i[1]) else "" for i in intervals
+        ]
         rows.append(["  95% interval", "", "", *cells])
     width = [max(len(row[i]) for row in rows if i < len(row)) for i in range(len(columns))]
     lines = []

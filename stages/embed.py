@@ -10,7 +10,6 @@ from stages.errors import UserError
 from stages.evaluate.sts import unit_rows
 
 
-
 class Embedder:
     """Sentences of a shard to factor rows; loads its encoder once and keeps it."""
 

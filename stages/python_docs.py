@@ -24,7 +24,9 @@ from stages.sources import Record
 ROLE = re.compile(r":[a-zA-Z:+-]+:`~?([^`<]+?)(?:\s*<[^`>]*>)?`")
 TICKS = re.compile(r"`{1,2}~?([^`]+)`{1,2}_{0,2}")
 # A paragraph that is code, a table, a field list, a heading or a directive, not prose.
-NOT_PROSE = re.compile(r"^\s*(>>>|\.\.\s|:\w+|[-=~^*#+|]{3,}|\d+[.)]\s|[-*+•@]\s|\$)|::\s*$|[{}|\\]")
+NOT_PROSE = re.compile(
+    r"^\s*(>>>|\.\.\s|:\w+|[-=~^*#+|]{3,}|\d+[.)]\s|[-*+•@]\s|\$)|::\s*$|[{}|\\]"
+)
 SECTION = re.compile(
     r"^(parameters|args|arguments|returns?|yields?|raises|notes?|examples?|see also|references|"
     r"attributes|warnings?|keyword arguments|shape|inputs?|outputs?|usage|warns|methods)\s*:?$",

@@ -6,7 +6,7 @@ Equal sentences meet, and the result is a uniform shuffle that depends on the *s
 and the seed alone, not on their order or on how they were spread over files.
 
 Memory: the larger of MEMORY_BYTES and one bucket (1/256 of the cleaned text, roughly tripled by
-Python's strings): 100 GiB of text stay under 2 GiB. Disk: one copy of the cleaned text, temporarily.
+Python's strings): 100 GiB of text stay under 2 GiB. Disk: a copy of the cleaned text, for a while.
 """
 
 import hashlib

@@ -29,7 +29,9 @@ class SentencesSettings(Settings):
         description="python-docs: installed packages to read, null for all.",
     )
     holdout_pairs: int = Field(
-        0, ge=0, description="python-docs: documented functions kept out of training, for retrieval."
+        0,
+        ge=0,
+        description="python-docs: documented functions kept out of training, for retrieval.",
     )
     column: str = Field("text", description="Column (or JSON key) that holds the text.")
     split_sentences: bool = Field(False, description="Cut each text into sentences (sentencex).")

@@ -130,8 +130,8 @@ def _lines(file: Path, settings: SentencesSettings) -> Iterator[tuple[int, Recor
             except UnicodeDecodeError as error:
                 if settings.invalid_utf8 == "error":
                     raise UserError(
-                        f"{file}, line {number}: not valid UTF-8 (byte {error.start} of the line). "
-                        "Convert the file, or set sentences.invalid_utf8: reject to drop such lines."
+                        f"{file}, line {number}: not valid UTF-8 (byte {error.start} of the "
+                        "line). Convert the file, or set sentences.invalid_utf8: reject."
                     ) from None
                 yield number, Reject("invalid_utf8", raw[:200].decode("utf-8", "replace"))
 

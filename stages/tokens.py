@@ -8,7 +8,6 @@ from stages.embed import npy_bytes
 from stages.encoder.settings import EncoderSettings
 
 
-
 class Tokeniser:
     """Sentences of a shard to flat ids and offsets. Loads the tokenizer, never the weights."""
 

@@ -11,11 +11,11 @@ import pytest
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
-WORDS = (
-    "the a cat dog bird man woman child runs eats sees reads writes sings plays sleeps house tree "
-    "river city book song red blue small large old young quickly slowly happily under over near"
-).split()
+WORDS = """the a cat dog bird man woman child runs eats sees reads writes sings plays sleeps house
+tree river city book song red blue small large old young quickly slowly happily under over
+near""".split()  # noqa: SIM905
 REPOSITORY = Path(__file__).parent.parent
 
 
@@ -45,7 +45,9 @@ def make_sentences(count: int, seed: int = 0) -> list[str]:
     return list(found)
 
 
-def make_model(folder: Path, layers: int = 2, width: int = 32, seed: int = 0, **config: Any) -> Path:
+def make_model(
+    folder: Path, layers: int = 2, width: int = 32, seed: int = 0, **config: Any
+) -> Path:
     """A BERT of a few thousand parameters with a word-level tokenizer, saved like any other."""
     import torch
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
@@ -119,7 +121,7 @@ def tiny_recipe(
                         "every_steps": 6},
             },
             "evaluate": {"sts": [{"name": "made-up", "path": str(tmp_path / "sts.tsv")}],
-                         "num_bootstrap": 20},
+                         "num_bootstrap": 20, "max_length": 48},
         }  # fmt: skip
         for path, value in changes.items():
             place = recipe

@@ -13,7 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stages.encoder.settings import EncoderSettings, model_folder, pooling_of_folder
+from stages.encoder.settings import (
+    EncoderSettings,
+    check_config,
+    model_folder,
+    pooling_of,
+)
 from stages.encoder.tokenizer import (
     SentenceTokenizer,
     load_tokenizer,
@@ -113,29 +118,19 @@ def load_encoder(settings: EncoderSettings) -> Encoder:
     Weights are read from safetensors only. The model is in evaluation mode.
 
     Raises:
-        UserError: no such model, no safetensors, no pooling known, or a layer out of range.
+        UserError: no such model, no safetensors, no pooling known, or see
+            `check_config`.
     """
     folder = model_folder(settings.model)
     if settings.pooling == "auto":
-        found = pooling_of_folder(folder) if folder else None
-        if found is None:
-            raise UserError(
-                f"model '{settings.model}': it does not say how to pool, so the recipe must: "
-                "set pooling to cls, mean or mask"
-            )
-        settings = settings.model_copy(update={"pooling": found})
+        settings = settings.model_copy(update={"pooling": pooling_of(settings.model, folder)})
     tokenizer = load_tokenizer(settings)
     backbone = _load_backbone(settings, folder)
     if getattr(backbone, "pooler", None) is not None:
         backbone.pooler = None  # a pretraining head that no pooling here reads
+    check_config(settings, backbone.config.to_dict())
     if settings.layers is not None:
-        keep_layers(backbone, settings.layers, settings.model)
-    positions = getattr(backbone.config, "max_position_embeddings", None)
-    if positions is not None and settings.max_length > positions:
-        raise UserError(
-            f"max_length={settings.max_length} is more than the {positions} positions "
-            f"of model '{settings.model}'"
-        )
+        keep_layers(backbone, settings.layers)
     encoder = Encoder(backbone, tokenizer, settings)
     return encoder.to(pick_device(settings.device)).eval()
 
@@ -167,22 +162,13 @@ def _load_backbone(settings: EncoderSettings, folder: Path | None) -> Any:
         )
 
 
-def keep_layers(backbone: Any, layers: list[int], name: str) -> None:
-    """Keeps only `layers` of a transformer stack, in that order, and says so in its config.
-
-    Raises:
-        UserError: the stack is not found, or a layer number is out of range.
-    """
-    config = backbone.config
-    total = config.num_hidden_layers
+def keep_layers(backbone: Any, layers: list[int]) -> None:
+    """Keeps only `layers` of a transformer stack, in that order, and says so in its config."""
+    total = backbone.config.num_hidden_layers
     for parent in backbone.modules():
         for attribute, child in parent.named_children():
             if isinstance(child, nn.ModuleList) and len(child) == total:
-                if max(layers) >= total or min(layers) < 0:
-                    raise UserError(
-                        f"layers={layers}: model '{name}' has layers 0 to {total - 1}"
-                    )
                 setattr(parent, attribute, nn.ModuleList([child[i] for i in layers]))
-                config.num_hidden_layers = len(layers)
+                backbone.config.num_hidden_layers = len(layers)
                 return
-    raise UserError(f"layers: the layer stack of model '{name}' was not found")
+    raise UserError(f"layers: {type(backbone).__name__} has no layer stack that is known here")

@@ -9,7 +9,7 @@ A model is named in one of three ways:
 import json
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -61,7 +61,9 @@ class EncoderSettings(Settings):
 
     def encoder(self) -> "EncoderSettings":
         """Only the encoder's settings, without what a student or teacher adds to them."""
-        return EncoderSettings(**{name: getattr(self, name) for name in EncoderSettings.model_fields})
+        return EncoderSettings(
+            **{name: getattr(self, name) for name in EncoderSettings.model_fields}
+        )
 
 
 def package_folder(name: str) -> Path:
@@ -114,16 +116,40 @@ def model_folder(model: str) -> Path | None:
     return folder
 
 
-def pooling_of_folder(folder: Path) -> str | None:
-    """Pooling named by a sentence-transformers folder's `1_Pooling/config.json`, or None."""
-    file = folder / "1_Pooling" / "config.json"
-    if not file.is_file():
-        return None
-    config = json.loads(file.read_text())
-    if config.get("pooling_mode") in ("cls", "mean"):
-        return str(config["pooling_mode"])
-    if config.get("pooling_mode_mean_tokens"):
-        return "mean"
-    if config.get("pooling_mode_cls_token"):
-        return "cls"
-    return None
+def check_config(settings: EncoderSettings, config: dict[str, Any]) -> None:
+    """Compares settings with a model's config.json, before anything heavy is loaded.
+
+    Raises:
+        UserError: a layer that is not there, or more tokens than the model has positions.
+    """
+    total = config.get("num_hidden_layers") or config.get("n_layers")
+    layers = settings.layers
+    if layers is not None and total is not None and (min(layers) < 0 or max(layers) >= total):
+        raise UserError(f"layers={layers}: model '{settings.model}' has layers 0 to {total - 1}")
+    positions = config.get("max_position_embeddings")
+    if positions is None:
+        return
+    if "roberta" in config.get("model_type", ""):
+        positions -= config.get("pad_token_id", 1) + 1  # its positions start behind the padding's
+    if settings.max_length > positions:
+        raise UserError(
+            f"max_length={settings.max_length} is more than the {positions} positions of model "
+            f"'{settings.model}'; lower max_length (also evaluate.max_length)"
+        )
+
+
+def pooling_of(model: str, folder: Path | None) -> str:
+    """Pooling that a sentence-transformers folder's `1_Pooling/config.json` names.
+
+    Raises:
+        UserError: it names none that is known here.
+    """
+    file = folder / "1_Pooling" / "config.json" if folder else None
+    config = json.loads(file.read_text()) if file and file.is_file() else {}
+    for pooling, old_name in (("mean", "mean_tokens"), ("cls", "cls_token")):
+        if config.get("pooling_mode") == pooling or config.get(f"pooling_mode_{old_name}"):
+            return pooling
+    raise UserError(
+        f"model '{model}': it does not say how to pool, so the recipe must: set pooling to cls, "
+        "mean or mask"
+    )

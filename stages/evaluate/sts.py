@@ -132,9 +132,7 @@ def _senteval_rows(folder: Path) -> list[dict[str, Any]]:
                 dict(sentence1=parts[1], sentence2=parts[2], score=parts[3], subset="", split=split)
             )
     if not rows:
-        raise UserError(
-            f"{folder}: no SentEval STS files (STS.input.*.txt, sts-*.csv, SICK_*.txt)"
-        )
+        raise UserError(f"{folder}: no SentEval STS files (STS.input.*.txt, sts-*.csv, SICK_*.txt)")
     return rows
 
 

@@ -26,7 +26,11 @@ class Checkpoints:
         self._folder = folder
 
     def save(
-        self, step: int, rank: int, write: Callable[[Path], None], barrier: Callable[[], None],
+        self,
+        step: int,
+        rank: int,
+        write: Callable[[Path], None],
+        barrier: Callable[[], None],
         state: dict[str, Any],
     ) -> None:
         """Publishes the checkpoint of `step`; called by every worker.

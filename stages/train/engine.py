@@ -6,7 +6,6 @@ its own rows; their *sum* is the gradient of the global loss).
 """
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -48,7 +47,8 @@ class PlainEngine:
         self._optimizer = adamw(self._parameters, settings)
 
     def forward(self, ids_BL: Tensor, mask_BL: Tensor) -> Tensor:
-        return self.student(ids_BL, mask_BL)  # type: ignore[no-any-return]
+        vectors: Tensor = self.student(ids_BL, mask_BL)
+        return vectors
 
     def step(self, loss: Tensor, learning_rate: float) -> Tensor:
         """Backward, clip, update. Returns the gradient norm before clipping, on the device."""
@@ -127,7 +127,8 @@ class DeepSpeedEngine:
         )
 
     def forward(self, ids_BL: Tensor, mask_BL: Tensor) -> Tensor:
-        return self._engine(ids_BL, mask_BL)  # type: ignore[no-any-return]
+        vectors: Tensor = self._engine(ids_BL, mask_BL)
+        return vectors
 
     def step(self, loss: Tensor, learning_rate: float) -> Tensor:
         """As PlainEngine.step. DeepSpeed averages gradients over workers; the sum is wanted."""
@@ -184,6 +185,3 @@ def adamw(parameters: list[torch.nn.Parameter], settings: TrainSettings) -> torc
 
 def cpu_copy(module: torch.nn.Module) -> dict[str, Tensor]:
     return {name: x.detach().to("cpu", copy=True) for name, x in module.state_dict().items()}
-
-
-BuildEngine = Callable[[Student, TrainSettings], Engine]

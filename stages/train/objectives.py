@@ -62,7 +62,9 @@ def off_diagonal(scores: Tensor) -> Tensor:
     return scores.flatten()[1:].view(size - 1, size + 1)[:, :-1].reshape(size, size - 1)
 
 
-def list_net(C: Tensor, T: Tensor, student_temperature: float, teacher_temperature: float) -> Tensor:
+def list_net(
+    C: Tensor, T: Tensor, student_temperature: float, teacher_temperature: float
+) -> Tensor:
     """-sum_j softmax(T_i. / t3)_j log softmax(C_i. / t2)_j without j = i (RankCSE Eq. 4).
 
     The positive is removed from both lists before normalising (the paper's footnote 1): the
@@ -88,7 +90,9 @@ def list_mle(C: Tensor, T: Tensor, student_temperature: float, keep_positive: bo
     return (tails.sum(-1) - s.sum(-1)).mean()
 
 
-def total_loss(C: Tensor, T: Tensor | None, settings: Objectives) -> tuple[Tensor, dict[str, Tensor]]:
+def total_loss(
+    C: Tensor, T: Tensor | None, settings: Objectives
+) -> tuple[Tensor, dict[str, Tensor]]:
     """The weighted sum of the recipe's objectives, and each unweighted (detached) part.
 
     Args:

@@ -1,0 +1,69 @@
+"""RankCSE ListNet and ListMLE against SimCSE: same student, sentences, batch and steps.
+
+    SENTRAY_DATA=/path/to/data python benchmarks/wiki_quality.py --seeds 1 2 3
+
+Runs recipes/wiki-minilm.yaml once per method and seed (what is done already is not done again) and
+prints mean and standard deviation over the seeds, Spearman x 100 on the test sets. Checkpoints are
+chosen on STS-B dev. About an hour on two cores.
+"""
+
+import argparse
+import statistics
+
+from pipeline.artifacts import ArtifactStore
+from pipeline.graph import build_graph
+from pipeline.recipe import Recipe, load_recipe
+from pipeline.runner import collect_results, run
+
+RECIPE = "recipes/wiki-minilm.yaml"
+METHODS = {
+    "SimCSE": ["train.objectives={infonce: {}}", "student.dropout=0.1", "train.learning_rate=3e-5"],
+    "RankCSE ListNet": [],
+    "RankCSE ListMLE": ["train.objectives={infonce: {}, consistency: {}, listmle: {}}"],
+}
+
+
+def results_of(recipe: Recipe) -> tuple[dict[str, dict[str, float]], float]:
+    """Spearman by encoder and set, and the dev score of the chosen checkpoint."""
+    store = ArtifactStore(recipe.storage)
+    folders = {
+        node.name: store.folder(node.kind, node.title, node.fingerprint)
+        for node in build_graph(recipe).values()
+    }
+    manifest = store.manifest(folders["train"])
+    assert manifest is not None
+    found = collect_results(store, folders)["evaluations"]
+    scores = {
+        who: {name: entry["spearman"] for name, entry in result["sts"].items()}
+        for who, result in found.items()
+    }
+    return scores, manifest.stats["dev_spearman"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--storage", default="runs")
+    options = parser.parse_args()
+    lines = {}
+    for seed in options.seeds:
+        for method, changes in METHODS.items():
+            overrides = [*changes, f"train.seed={seed}", f"storage={options.storage}"]
+            recipe = load_recipe(RECIPE, [*overrides, "evaluate.speed=false"])
+            run(recipe)
+            scores, dev = results_of(recipe)
+            lines.setdefault(method, []).append(scores["after"] | {"STS-B dev": dev})
+            print(method, seed, lines[method][-1], flush=True)
+    for who in ("before", "minilm"):
+        print(f"{who:<18}" + "".join(f"{n} {v:.2f}   " for n, v in scores[who].items()))
+    for method, rows in lines.items():
+        cells = []
+        for name in rows[0]:
+            values = [row[name] for row in rows]
+            spread = statistics.stdev(values) if len(values) > 1 else 0.0
+            cells.append(f"{name} {statistics.mean(values):.2f}±{spread:.2f}")
+        print(f"{method:<18}" + "   ".join(cells))
+
+
+if __name__ == "__main__":
+    main()

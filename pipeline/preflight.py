@@ -1,0 +1,48 @@
+"""Looks at models and test sets before hours of work depend on them. Imports neither torch nor Ray.
+
+What can only be seen while working (a broken line in a corpus) is found there.
+"""
+
+import json
+from pathlib import Path
+
+from pipeline.recipe import Recipe
+from stages.encoder.settings import EncoderSettings, check_config, model_folder, pooling_of
+from stages.errors import UserError
+from stages.evaluate.sts import load_sts
+
+
+def check_inputs(recipe: Recipe) -> None:
+    """Checks every model's configuration, and every STS set that is a file.
+
+    Raises:
+        UserError: what is wrong, where, and how to mend it.
+    """
+    for settings in [*recipe.teachers, recipe.student]:
+        config = json.loads(_config_file(settings).read_text())
+        check_config(settings, config)
+        tested = {"max_length": recipe.evaluate.max_length}
+        check_config(settings.encoder().model_copy(update=tested), config)
+    dev = [recipe.train.dev.sts] if recipe.train.dev else []
+    for test_set in [*dev, *recipe.evaluate.sts]:
+        if test_set.path is not None:
+            load_sts(test_set)
+
+
+def _config_file(settings: EncoderSettings) -> Path:
+    folder = model_folder(settings.model)
+    if folder is not None:
+        if settings.pooling == "auto":
+            pooling_of(settings.model, folder)
+        return folder / "config.json"
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        return Path(hf_hub_download(settings.model, "config.json", revision=settings.revision))
+    except (OSError, HfHubHTTPError, HFValidationError, ValueError) as error:
+        raise UserError(
+            f"model '{settings.model}': not in the Hugging Face cache and not to be had from the "
+            f"hub ({type(error).__name__}). Check the name and the network; offline, use a cached "
+            "model, a local folder or package:NAME."
+        ) from None

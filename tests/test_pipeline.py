@@ -1,0 +1,327 @@
+"""The whole path on a real two-node Ray cluster: run, plan, rerun, kill, resume, bad input."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from tests.conftest import make_model, make_sentences
+
+pytestmark = pytest.mark.slow
+
+
+class Sentray:
+    """The command line as a user runs it, in a process of its own."""
+
+    def __init__(self, folder, address):
+        self.folder = folder
+        self.address = address
+
+    def recipe_file(self, recipe):
+        file = self.folder / "recipe.yaml"
+        file.write_text(yaml.safe_dump(recipe))
+        return str(file)
+
+    def start(self, *arguments):
+        command = [sys.executable, "-m", "pipeline.cli", *map(str, arguments)]
+        if arguments[0] == "run":
+            command += ["--address", self.address]
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.folder
+        )
+
+    def __call__(self, *arguments, code=0):
+        process = self.start(*arguments)
+        out, err = process.communicate(timeout=400)
+        assert process.returncode == code, out + err
+        return out if code == 0 else err
+
+
+@pytest.fixture
+def sentray(tmp_path, ray_cluster):
+    return Sentray(tmp_path, ray_cluster)
+
+
+def made(storage: str) -> dict[str, float]:
+    """Every published manifest and finished shard, with its time of writing."""
+    root = Path(storage)
+    files = [*root.glob("*/*/manifest.json"), *root.glob("*/*/shards/*.json")]
+    return {str(file.relative_to(root)): file.stat().st_mtime_ns for file in files}
+
+
+def student_weights(storage: str) -> bytes:
+    (file,) = Path(storage).glob("train/*/files/*/model/model.safetensors")
+    return file.read_bytes()
+
+
+def test_run_makes_everything_once_and_only_what_changed_again(sentray, tiny_recipe):
+    recipe = tiny_recipe()
+    file = sentray.recipe_file(recipe)
+    plan = sentray("plan", file)
+    assert "9 of 9 to do" in plan
+
+    out = sentray("run", file)
+    assert "student after" in out
+    before = made(recipe["storage"])
+    assert len([name for name in before if name.endswith("manifest.json")]) == 9
+
+    # a second run does nothing, quickly because neither torch nor Ray is imported
+    code = (
+        "import sys; from pipeline.cli import main; assert main(['run', sys.argv[1]]) == 0; "
+        "assert not {'torch', 'ray', 'transformers'} & set(sys.modules)"
+    )
+    again = subprocess.run(
+        [sys.executable, "-c", code, file], capture_output=True, text=True, check=True,
+        cwd=sentray.folder,
+    )  # fmt: skip
+    assert "nothing to do" in again.stdout
+    assert made(recipe["storage"]) == before
+
+    # a teacher's setting: its factors and what follows are stale, sentences and tokens are not
+    change = "teachers.0.max_length=24"
+    plan = sentray("plan", file, "--set", change)
+    assert "stale because teachers[0].max_length was 32 and is 24" in plan
+    sentray("run", file, "--set", change)
+    kinds = {name.partition("/")[0] for name in made(recipe["storage"]).keys() - before.keys()}
+    assert kinds == {"embed", "train", "evaluate", "export", "speed"}
+    assert before.items() <= made(recipe["storage"]).items()
+
+    # execution settings are not identity: nothing to do
+    for change in ("student.tokens_per_batch=64", "train.checkpoint_every_steps=3"):
+        assert "nothing to do" in sentray("plan", file, "--set", change)
+
+    shown = sentray("show", "tiny")
+    assert "student after" in shown
+    for line in shown.splitlines()[1:10]:
+        artifact = line.split()[1]
+        assert "made " in sentray("show", artifact), artifact
+
+
+def test_the_exported_student_gives_our_vectors(sentray, tiny_recipe):
+    from sentence_transformers import SentenceTransformer
+
+    from stages.encoder.model import load_for_inference
+    from stages.encoder.settings import EncoderSettings
+
+    for pooling in ("mean", "cls"):
+        recipe = tiny_recipe(student__pooling=pooling, evaluate__speed=False)
+        sentray("run", sentray.recipe_file(recipe))
+        (model,) = (Path(recipe["storage"]) / "students").glob("tiny")
+        theirs = SentenceTransformer(str(model), device="cpu").encode(texts := make_sentences(50))
+        ours = load_for_inference(
+            EncoderSettings(model=str(model), pooling=pooling, device="cpu")
+        ).encode(texts)
+        ours /= np.linalg.norm(ours, axis=1, keepdims=True)
+        assert (theirs * ours).sum(1).min() > 0.9999
+        card = (model / "README.md").read_text()
+        assert "student after" in card
+        assert "listnet" in card
+        assert str(sentray.folder / "sentences.txt") in card
+
+
+def kill_when(process, happened):
+    """SIGKILL as soon as `happened()`; the pipe is read so that the process never blocks on it."""
+    for _ in process.stdout:
+        if happened():
+            break
+    deadline = time.monotonic() + 300
+    while not happened():
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.stderr.read()
+        os.sched_yield()
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+
+def wait_for_idle(address):
+    """Until the killed driver's workers are gone, so that nothing of it writes any more."""
+    import ray
+
+    ray.init(address=address, log_to_driver=False)
+    try:
+        deadline = time.monotonic() + 120
+        while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
+            assert time.monotonic() < deadline
+            os.sched_yield()
+    finally:
+        ray.shutdown()
+
+
+def test_a_killed_driver_loses_nothing_that_was_finished(sentray, tiny_recipe, tmp_path):
+    """One recipe, killed in every stage in turn; the student equals an undisturbed run's."""
+    text = tmp_path / "many.txt"
+    text.write_text("\n".join(make_sentences(3000)) + "\n")
+    changes = dict(
+        sentences__path=str(text), train__max_steps=60, train__checkpoint_every_steps=5,
+        evaluate__speed=False,
+    )  # fmt: skip
+    recipe = tiny_recipe(**changes)
+    file = sentray.recipe_file(recipe)
+    root = Path(recipe["storage"])
+    stages = {
+        "sentences": "sentences/*/shards/*.json",
+        "embed:t": "embed/*/shards/*.json",
+        "tokens": "tokens/*/shards/*.json",
+        "train": "work/train/*/step-*/complete.json",
+        "evaluate:after": "evaluate/*/manifest.json",
+        "export": "export/*/files/*/model/config.json",
+    }
+    for stage, pattern in stages.items():
+        count = len(list(root.glob(pattern)))
+        process = sentray.start("run", file)
+        kill_when(process, lambda: len(list(root.glob(pattern))) > count)  # noqa: B023
+        wait_for_idle(sentray.address)
+        finished = made(recipe["storage"])
+        if stage in ("embed:t", "tokens"):
+            kind = stage.partition(":")[0]
+            total = len(list(root.glob("sentences/*/shards/*.json")))
+            assert 0 < len(list(root.glob(f"{kind}/*/shards/*.json"))) <= total
+        if stage == "train":
+            assert not list(root.glob("train/*/manifest.json"))
+            assert "continues at its newest checkpoint" in sentray("plan", file)
+        assert finished.items() <= made(recipe["storage"]).items()
+    finished = made(recipe["storage"])
+    sentray("run", file)
+    kept = {n: t for n, t in made(recipe["storage"]).items() if n in finished}
+    assert kept == finished  # nothing that was finished was made again
+
+    undisturbed = tiny_recipe(**changes, storage=str(tmp_path / "undisturbed"))
+    sentray("run", sentray.recipe_file(undisturbed))
+    assert student_weights(recipe["storage"]) == student_weights(undisturbed["storage"])
+
+
+def test_workers_and_zero_stages_agree_with_the_plain_engine(sentray, tiny_recipe):
+    """Dropout off: same losses, gradient norms, dev scores and weights to 1e-5."""
+    from safetensors.numpy import load
+
+    recipe = tiny_recipe(
+        student__dropout=0.0, train__log_every_steps=1, train__max_steps=6, evaluate__speed=False,
+        train__dev__every_steps=3,
+    )  # fmt: skip
+    file = sentray.recipe_file(recipe)
+    sentray("run", file, "--set", "train.engine=plain")
+
+    def outcome():
+        (lines,) = Path(recipe["storage"]).glob("train/*/files/*/metrics/metrics.jsonl")
+        rows = [json.loads(line) for line in lines.read_text().splitlines()]
+        keys = ("loss", "gradient_norm", "dev_spearman", "listnet", "consistency")
+        figures = [[row[key] for key in keys if key in row] for row in rows]
+        return [x for row in figures for x in row], load(student_weights(recipe["storage"]))
+
+    expected, weights = outcome()
+    for workers, stage in [(1, 0), (2, 0), (2, 1), (2, 2), (2, 3)]:
+        sentray(
+            "run", file, "--only", "train", "--force", "train",
+            "--set", "train.engine=deepspeed", "--set", f"train.num_workers={workers}",
+            "--set", f"train.zero_stage={stage}", "--set", "train.cpus_per_worker=1",
+        )  # fmt: skip
+        figures, found = outcome()
+        np.testing.assert_allclose(figures, expected, rtol=1e-5, atol=1e-5)
+        for name in weights:
+            np.testing.assert_allclose(found[name], weights[name], atol=1e-5, err_msg=name)
+
+
+def test_a_killed_training_worker_is_replaced_and_changes_nothing(sentray, tiny_recipe, tmp_path):
+    """Two DeepSpeed workers; one dies by SIGKILL once a checkpoint is there."""
+    import psutil
+
+    changes = dict(train__num_workers=2, train__max_steps=40, train__checkpoint_every_steps=4,
+                   train__cpus_per_worker=1, train__zero_stage=2, evaluate__speed=False)  # fmt: skip
+    recipe = tiny_recipe(**changes)
+    root = Path(recipe["storage"])
+    process = sentray.start("run", sentray.recipe_file(recipe))
+    victims = []
+
+    def kill_one():
+        if not list(root.glob("work/train/*/step-*/complete.json")):
+            return
+        for one in psutil.process_iter(["cmdline"]):
+            title = " ".join(one.info["cmdline"] or [])
+            if title.startswith("ray::") and "RayTrainWorker" in title:
+                one.kill()
+                victims.append(one.pid)
+                return
+
+    while process.poll() is None and not victims:
+        kill_one()
+    out, err = process.communicate(timeout=400)
+    assert process.returncode == 0, out + err
+    assert victims
+    undisturbed = tiny_recipe(**changes, storage=str(tmp_path / "undisturbed"))
+    sentray("run", sentray.recipe_file(undisturbed))
+    assert student_weights(recipe["storage"]) == student_weights(undisturbed["storage"])
+
+
+def test_one_stage_at_a_time(sentray, tiny_recipe):
+    recipe = tiny_recipe(evaluate__speed=False)
+    file = sentray.recipe_file(recipe)
+    error = sentray("run", file, "--only", "train", code=2)
+    assert "reads tokens, embed:t, which must be made first" in error
+    assert "no stage 'trane'" in sentray("run", file, "--force", "trane", code=2)
+    sentray("run", file, "--only", "sentences")
+    assert {n.partition("/")[0] for n in made(recipe["storage"])} == {"sentences"}
+    sentray("run", file)
+    before = made(recipe["storage"])
+    sentray("run", file, "--from", "train")
+    after = made(recipe["storage"])
+    assert before.keys() == after.keys()
+    again = {name.partition("/")[0] for name in before if before[name] != after[name]}
+    assert again == {"train", "evaluate", "export"}
+
+
+def damaged_weights(tmp_path):
+    folder = make_model(tmp_path / "damaged")
+    (folder / "model.safetensors").write_bytes(b"\x00" * 100)
+    return str(folder)
+
+
+# one for each way in which an error travels: Ray Data actor, Ray task, Ray Train, none of them
+BAD = {
+    "damaged weights": (
+        lambda tmp: {"teachers__0__model": damaged_weights(tmp)}, "cannot be loaded"),
+    "a file of blanks": (lambda tmp: {"sentences__min_chars": 900}, "nothing is left of 300 texts"),
+    "a loss that becomes NaN": (lambda tmp: {"train__learning_rate": 1e30}, "the loss became"),
+    "a batch larger than the corpus": (
+        lambda tmp: {"train__batch_size": 4096, "train__num_workers": 2}, "only 300 sentences"),
+    "more workers than the cluster has": (
+        lambda tmp: {"train__num_workers": 16, "train__cpus_per_worker": 2},
+        "do not fit into this cluster"),
+}  # fmt: skip
+
+
+def test_errors_of_workers_reach_the_user_as_one_message(sentray, tiny_recipe, tmp_path):
+    for make, expected in BAD.values():
+        recipe = tiny_recipe(evaluate__speed=False, **make(tmp_path))
+        error = sentray("run", sentray.recipe_file(recipe), code=2)
+        assert expected in error
+        assert "Traceback" not in error
+        assert error.count("sentray:") == 1
+        assert not list(Path(recipe["storage"]).glob("export/*/manifest.json"))
+
+
+def test_a_shard_changed_on_disk_stops_training_and_force_mends_it(sentray, tiny_recipe):
+    recipe = tiny_recipe(evaluate__speed=False)
+    file = sentray.recipe_file(recipe)
+    for stage in ("sentences", "tokens", "embed"):
+        sentray("run", file, "--only", stage)
+    shard = next(Path(recipe["storage"]).glob("embed/*/shards/00002.factors.*.npy"))
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    error = sentray("run", file, "--only", "train", code=2)
+    assert "has changed since it was published. Make it again with --force embed:t" in error
+    sentray("run", file, "--only", "embed:t", "--force", "embed:t")
+    sentray("run", file, "--only", "train")
+
+
+def test_an_address_where_nobody_is(sentray, tiny_recipe):
+    sentray.address = "127.0.0.1:1"
+    error = sentray("run", sentray.recipe_file(tiny_recipe()), code=2)
+    assert "no Ray cluster can be joined there" in error
