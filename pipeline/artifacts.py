@@ -136,6 +136,7 @@ class ArtifactStore:
     def check_writable(self) -> None:
         """Raises UserError early when nothing can be stored here."""
         self.root.write(".writable", b"")
+        self.root.delete(".writable")
 
     def open(self, folder: str) -> "Artifact":
         """A published artifact for reading; asserts that it is published."""

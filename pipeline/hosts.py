@@ -7,6 +7,7 @@ checkpoints, so a worker that dies costs its open shard, or the steps since its 
 
 import logging
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -38,13 +39,16 @@ def ray_session(address: str | None) -> Iterator[None]:
     environment = {"env_vars": {"TOKENIZERS_PARALLELISM": "false", "RAY_AIR_NEW_OUTPUT": "0"}}
     os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")
     address = address or os.environ.get("RAY_ADDRESS")
+    if address is not None:
+        _check_reachable(address)
     try:
-        ray.init(
-            address=address or "local",
-            runtime_env=environment,
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-        )
+        with _silent_stderr():
+            ray.init(
+                address=address or "local",
+                runtime_env=environment,
+                logging_level=logging.ERROR,
+                log_to_driver=False,
+            )
     except (ConnectionError, ValueError, RuntimeError) as error:
         if address is None:
             raise
@@ -56,6 +60,33 @@ def ray_session(address: str | None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Raises UserError within seconds where `ray.init` would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except OSError as error:
+        raise UserError(
+            f"--address {address}: no Ray cluster can be joined there ({error}). Check the address "
+            "and that the cluster runs."
+        ) from None
+
+
+@contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Ray's C++ core announces its log level on stderr at every start; Python errors still rise."""
+    kept = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 @ray.remote(num_cpus=0)

@@ -16,6 +16,8 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 WORDS = """the a cat dog bird man woman child runs eats sees reads writes sings plays sleeps house
 tree river city book song red blue small large old young quickly slowly happily under over
 near""".split()  # noqa: SIM905
+# for the S3 server on loopback; Ray's workers inherit them from the cluster started below
+os.environ["AWS_ACCESS_KEY_ID"] = os.environ["AWS_SECRET_ACCESS_KEY"] = "loopback"
 REPOSITORY = Path(__file__).parent.parent
 
 

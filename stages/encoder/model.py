@@ -43,8 +43,10 @@ class Encoder(nn.Module):
         backbone: Any,
         tokenizer: SentenceTokenizer,
         settings: EncoderSettings,
+        unused_weights: dict[str, Tensor],
     ) -> None:
         super().__init__()
+        self.unused_weights = unused_weights
         self.backbone = backbone
         self.tokenizer = tokenizer
         self.settings = settings
@@ -126,12 +128,16 @@ def load_encoder(settings: EncoderSettings) -> Encoder:
         settings = settings.model_copy(update={"pooling": pooling_of(settings.model, folder)})
     tokenizer = load_tokenizer(settings)
     backbone = _load_backbone(settings, folder)
+    unused: dict[str, Tensor] = {}
     if getattr(backbone, "pooler", None) is not None:
-        backbone.pooler = None  # a pretraining head that no pooling here reads
+        # A pretraining head that no pooling here reads. It is written back when the encoder is
+        # saved, so that other libraries do not complain about missing weights.
+        unused = {f"pooler.{k}": v.clone() for k, v in backbone.pooler.state_dict().items()}
+        backbone.pooler = None
     check_config(settings, backbone.config.to_dict())
     if settings.layers is not None:
         keep_layers(backbone, settings.layers)
-    encoder = Encoder(backbone, tokenizer, settings)
+    encoder = Encoder(backbone, tokenizer, settings, unused)
     return encoder.to(pick_device(settings.device)).eval()
 
 

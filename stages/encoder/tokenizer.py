@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
 
 from stages.encoder.settings import EncoderSettings, model_folder
 from stages.errors import UserError
@@ -90,6 +91,11 @@ def load_tokenizer(settings: EncoderSettings) -> SentenceTokenizer:
             revision=settings.revision,
             trust_remote_code=settings.trust_remote_code,
         )
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        # transformers then makes up an empty vocabulary: every word would be unknown
+        raise UserError(
+            f"model '{settings.model}': it has no tokenizer files (tokenizer.json or vocab.txt)"
+        )
     return SentenceTokenizer(tokenizer, settings)
 
 
@@ -98,7 +104,7 @@ def readable_errors(model: str) -> Iterator[None]:
     """Turns transformers' loading errors into one message for people."""
     try:
         yield
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         # their own messages run over many lines; the first says what went wrong
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(

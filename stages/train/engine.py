@@ -135,9 +135,13 @@ class DeepSpeedEngine:
         self._engine.backward(loss * self.num_workers)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
+        if self._stage == 0:  # DeepSpeed clips here too, but does not say by how much
+            gradients = [p.grad for p in self.student.parameters() if p.grad is not None]
+            norm = torch.nn.utils.get_total_norm(gradients)
+            self._engine.step()
+            return norm
         self._engine.step()
-        norm = self._engine.get_global_grad_norm()
-        return torch.as_tensor(float("nan") if norm is None else norm)
+        return torch.as_tensor(self._engine.get_global_grad_norm())
 
     def save(self, folder: Path) -> None:
         self._engine.save_checkpoint(str(folder), tag="state")

