@@ -84,7 +84,7 @@ class ArtifactStore:
         """The manifest of a published artifact, or None."""
         try:
             raw = json.loads(self.root.read(f"{folder}/{MANIFEST}"))
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             return None
         raw["shards"] = [_shard(shard) for shard in raw["shards"]]
         raw["files"] = {name: FileRecord(**record) for name, record in raw["files"].items()}
@@ -135,8 +135,9 @@ class ArtifactStore:
 
     def check_writable(self) -> None:
         """Raises UserError early when nothing can be stored here."""
-        self.root.write(".writable", b"")
-        self.root.delete(".writable")
+        probe = f".writable-{os.getpid()}-{time.time_ns()}"
+        self.root.write(probe, b"")
+        self.root.delete(probe)
 
     def open(self, folder: str) -> "Artifact":
         """A published artifact for reading; asserts that it is published."""
@@ -176,7 +177,7 @@ class Artifact:
         local = self._root.local_path(name)
         if local is None:
             local = cache_folder() / "files" / self.manifest.fingerprint[:16] / record.path
-            if not local.exists():
+            if not _holds(local, record):  # a damaged copy is fetched again
                 try:
                     data = self._root.read(name)
                 except FileNotFoundError:
@@ -184,9 +185,8 @@ class Artifact:
                 Root(str(local.parent)).write(local.name, data)
         if not local.exists():
             raise self._damaged(record, "is gone")
-        with local.open("rb") as stream:
-            if hashlib.file_digest(stream, "sha256").hexdigest() != record.sha256:
-                raise self._damaged(record, "has changed")
+        if not _holds(local, record):
+            raise self._damaged(record, "has changed")
         return local
 
     def _damaged(self, record: FileRecord, what: str) -> UserError:
@@ -194,6 +194,13 @@ class Artifact:
             f"artifact {self.folder}: {record.path} {what} since it was published. "
             f"Make it again with --force {self.manifest.stats['node']}"
         )
+
+
+def _holds(file: Path, record: FileRecord) -> bool:
+    if not file.exists():
+        return False
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest() == record.sha256
 
 
 def new_manifest(

@@ -5,6 +5,7 @@ and models, and the fingerprints of its inputs, so the whole graph is known befo
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pipeline.fingerprint import fingerprint
@@ -107,6 +108,8 @@ def _sentences(recipe: Recipe) -> dict[str, Any]:
     identity.pop("path")
     if settings.path is not None:
         identity["path"] = describe_path(settings.path, "sentences.path")
+    if settings.dataset is not None and Path(settings.dataset).is_dir():
+        identity["dataset"] = describe_path(settings.dataset, "sentences.dataset")
     if settings.source == "python-docs":
         identity["packages"] = describe_packages(settings.packages)
     return {f"sentences.{key}": value for key, value in identity.items()}
@@ -136,4 +139,6 @@ def _sts(settings: StsSettings, prefix: str) -> dict[str, Any]:
     identity = settings.identity()
     if settings.path is not None:
         identity["path"] = describe_path(settings.path, f"{prefix}.path")
+    if settings.dataset is not None and Path(settings.dataset).is_dir():
+        identity["dataset"] = describe_path(settings.dataset, f"{prefix}.dataset")
     return identity

@@ -25,12 +25,23 @@ def start_record(root: Root, recipe: Recipe, nodes: list[Node], folders: dict[st
     return folder
 
 
-def newest_record(root: Root, recipe_name: str) -> str | None:
-    """Folder of a recipe's newest run that has a complete record, or None."""
+def newest_record(
+    root: Root, recipe_name: str, artifacts: dict[str, str] | None = None
+) -> str | None:
+    """Folder of a recipe's newest run, or None.
+
+    Args:
+        artifacts: if given, only a run that ended with results made of exactly these.
+    """
     for stamp in reversed(root.list(f"history/{recipe_name}")):
         folder = f"history/{recipe_name}/{stamp}"
-        if root.exists(f"{folder}/run.json"):
-            return folder
+        if artifacts is None:
+            if root.exists(f"{folder}/run.json"):
+                return folder
+        elif root.exists(f"{folder}/results.json"):
+            results = json.loads(root.read(f"{folder}/results.json"))
+            if results["artifacts"] == artifacts:
+                return folder
     return None
 
 

@@ -17,6 +17,7 @@ from typing import Any
 os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # read when Ray is imported
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.work import (
     MAKERS,
@@ -27,6 +28,7 @@ from pipeline.work import (
     missing_shards,
 )
 from stages.errors import UserError
+from stages.train.settings import batch_too_large
 
 
 @contextmanager
@@ -104,11 +106,19 @@ class Board:
         self._errors[node] = text
 
     def error(self, node: str) -> str | None:
-        return self._errors.pop(node, None)
+        return self._errors.get(node)
 
     def take(self) -> list[tuple[str, str]]:
         news, self._news = self._news, []
         return news
+
+
+def start_board() -> Any:
+    """The board, on the driver's machine while that lives, and started again if it is lost."""
+    here = ray.get_runtime_context().get_node_id()
+    near = NodeAffinitySchedulingStrategy(here, soft=True)
+    options = {"scheduling_strategy": near, "max_restarts": -1, "max_task_retries": -1}
+    return Board.options(**options).remote()  # type: ignore[attr-defined]
 
 
 def make_node(job: Job, board: Any, say: Callable[[str], None]) -> None:
@@ -120,13 +130,25 @@ def make_node(job: Job, board: Any, say: Callable[[str], None]) -> None:
     if job.node.kind in ("embed", "tokens"):
         _make_rows(job, say)
     elif job.node.kind == "train":
+        _check_batch(job)
         if job.recipe.train.resolved_engine == "plain":
             _train_plain(job, board)
         else:
             _train_deepspeed(job, board)
     else:
-        options = {"num_cpus": 1, "max_retries": job.recipe.train.max_failures}
+        computes = job.node.kind in ("evaluate", "speed")
+        options = {
+            "num_cpus": 1,
+            "num_gpus": 1 if computes and ray.cluster_resources().get("GPU") else 0,
+            "max_retries": job.recipe.train.max_failures,
+        }
         _task(_make, options, job, board)
+
+
+def _check_batch(job: Job) -> None:
+    num_rows = job.input("tokens").manifest.num_rows
+    if job.recipe.train.batch_size > num_rows:
+        raise batch_too_large(job.recipe.train.batch_size, num_rows)
 
 
 def _task(function: Callable[..., None], options: dict[str, Any], job: Job, board: Any) -> None:
@@ -145,7 +167,9 @@ def _make(job: Job, board: Any) -> None:
 
 
 def use_assigned_cores() -> None:
-    """As many torch threads as Ray gave this process cores."""
+    """As many torch threads as Ray gave this process cores, and no GPU that it did not give."""
+    if not ray.get_gpu_ids():
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # read when torch first asks for a GPU
     import torch
 
     cores = ray.get_runtime_context().get_assigned_resources().get("CPU", 1)
@@ -190,6 +214,8 @@ def _make_rows(job: Job, say: Callable[[str], None]) -> None:
             compute=ActorPoolStrategy(min_size=1, max_size=most, initial_size=1),
             num_cpus=1,
             num_gpus=1 if gpus else 0,
+            max_restarts=job.recipe.train.max_failures,
+            max_task_retries=job.recipe.train.max_failures,
         )
         started = time.monotonic()
         rows = 0
@@ -231,24 +257,26 @@ def worker_resources(job: Job) -> tuple[int, int]:
     gpus = settings.gpus_per_worker
     if gpus is None:
         gpus = 1 if have.get("GPU", 0) >= workers else 0
-    largest = max(int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"])
-    cores = settings.cpus_per_worker
-    if cores is None:
-        cores = max(1, min(largest, int(have["CPU"]) // workers))
-    fitting = sum(
-        int(node["Resources"].get("CPU", 0)) // cores for node in ray.nodes() if node["Alive"]
-    )
-    if fitting < workers or gpus * workers > have.get("GPU", 0):
+    nodes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+
+    def fitting(cores: int) -> int:
+        return sum(node // cores for node in nodes)
+
+    cores = settings.cpus_per_worker or max(1, min(max(nodes), sum(nodes) // workers))
+    if settings.cpus_per_worker is None:
+        while cores > 1 and fitting(cores) < workers:  # workers do not span machines
+            cores -= 1
+    if fitting(cores) < workers or gpus * workers > have.get("GPU", 0):
         raise UserError(
             f"train: {workers} worker(s) with {cores} core(s) and {gpus} GPU(s) each do not fit "
-            f"into this cluster ({int(have['CPU'])} cores, {int(have.get('GPU', 0))} GPUs); "
+            f"into this cluster ({sum(nodes)} cores, {int(have.get('GPU', 0))} GPUs); "
             "lower train.num_workers, cpus_per_worker or gpus_per_worker"
         )
     return cores, gpus
 
 
 def _train_deepspeed(job: Job, board: Any) -> None:
-    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
     from ray.train.torch import TorchConfig, TorchTrainer
 
     settings = job.recipe.train
@@ -274,17 +302,21 @@ def _train_deepspeed(job: Job, board: Any) -> None:
     )
     try:
         trainer.fit()
+    except TrainingFailedError:
+        error = ray.get(board.error.remote(job.node.name))
+        if error is None:
+            raise
+        raise UserError(error) from None
     finally:
         root.delete(scratch)
-    error = ray.get(board.error.remote(job.node.name))
-    if error:
-        raise UserError(error)
 
 
 def _train_deepspeed_here(config: dict[str, Any]) -> None:
     import torch
 
     job, board = config["job"], config["board"]
+    if error := ray.get(board.error.remote(job.node.name)):
+        raise UserError(error)  # a restart cannot mend what the user must
     cores, gpus = worker_resources(job)
     torch.set_num_threads(cores)
     os.environ["OMP_NUM_THREADS"] = str(cores)
@@ -300,5 +332,5 @@ def _train_deepspeed_here(config: dict[str, Any]) -> None:
     try:
         make_training(job, DeepSpeedEngine, lambda text: board.post.remote(job.node.name, text))
     except UserError as error:
-        # the same on every worker; Ray Train would restart the group for it
         ray.get(board.post_error.remote(job.node.name, str(error)))
+        raise  # so that Ray Train ends the other workers, which may wait for this one

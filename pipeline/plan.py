@@ -115,6 +115,7 @@ def plan_text(recipe: Recipe, steps: list[Step]) -> str:
         lines.append(f" {mark} {step.node.name:<{width}}  {step.folder:<{place}}  {step.reason}")
         if not step.done and step.node.inputs:
             lines.append(f"   {'':<{width}}  reads {', '.join(step.node.inputs)}")
+    lines += [f"warning: {warning}" for warning in recipe.warnings()]
     to_do = sum(not step.done for step in steps)
     lines.append(f"{to_do} of {len(steps)} to do" if to_do else "nothing to do")
     return "\n".join(lines)

@@ -24,7 +24,7 @@ def cache_folder() -> Path:
 
 
 def describe_path(path: str, setting: str) -> dict[str, Any]:
-    """Content of a file, or of a folder's files by name.
+    """Content of a file and its kind (the suffix), or content of a folder's files by name.
 
     Raises:
         UserError: nothing is there; names `setting`.
@@ -35,7 +35,8 @@ def describe_path(path: str, setting: str) -> dict[str, Any]:
         return {"files": {p.relative_to(place).as_posix(): digest(p) for p in files}}
     if not place.is_file():
         raise UserError(f"{setting}: there is no file or folder {place}")
-    return {"sha256": digest(place)}
+    kind = [suffix for suffix in place.suffixes if suffix != ".gz"][-1:]
+    return {"sha256": digest(place), "kind": "".join(kind)}
 
 
 def describe_model(settings: EncoderSettings) -> dict[str, Any]:
@@ -46,9 +47,9 @@ def describe_model(settings: EncoderSettings) -> dict[str, Any]:
         return {"package": name, "version": metadata.version(name)}
     if folder is None:
         return {"hub": settings.model, "revision": settings.revision}
-    names = ("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt")
-    files = [folder / name for name in names if (folder / name).is_file()]
-    files += sorted(folder.glob("*.safetensors")) + sorted(folder.glob("1_Pooling/config.json"))
+    # configuration, vocabulary in all its forms, weights, and code that may come with them
+    patterns = ("*.json", "*.txt", "*.model", "*.safetensors", "*.py", "1_Pooling/config.json")
+    files = [file for pattern in patterns for file in sorted(folder.glob(pattern))]
     return {"files": {p.relative_to(folder).as_posix(): digest(p) for p in files}}
 
 

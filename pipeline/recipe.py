@@ -70,6 +70,19 @@ class Recipe(Settings):
             )
         return self
 
+    def warnings(self) -> list[str]:
+        """Settings that have no effect together, said whenever the recipe is planned or run."""
+        found = []
+        views_alike = self.student.dropout == 0
+        if views_alike and self.train.objectives.consistency:
+            found.append(
+                "student.dropout is 0, so both views of a sentence are the same vector: "
+                "train.objectives.consistency is exactly 0, and infonce only spreads vectors apart"
+            )
+        if self.evaluate.speed and not self.teachers:
+            found.append("evaluate.speed compares with teachers, and there are none")
+        return found
+
 
 def load_recipe(path: str, overrides: list[str] | None = None) -> Recipe:
     """Reads, overrides and checks a recipe.
@@ -100,7 +113,7 @@ def load_recipe(path: str, overrides: list[str] | None = None) -> Recipe:
         key = override.partition("=")[0]
         lines[tuple(key.split("."))] = f"--set {key}"
     try:
-        return Recipe.model_validate(_expand(raw, ()))
+        return Recipe.model_validate(_absolute(_expand(raw, ())))
     except ValidationError as error:
         messages = [_message(one, lines) for one in error.errors()]
         raise UserError(f"recipe {path}: " + "\n".join(messages)) from None
@@ -118,6 +131,10 @@ class _Loader(yaml.SafeLoader):
         seen = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise yaml.constructor.ConstructorError(
+                    None, None, "a setting's name must be text", key_node.start_mark
+                )
             if key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key '{key}' is there twice", key_node.start_mark
@@ -193,6 +210,25 @@ def _expand(value: Any, where: tuple[str, ...]) -> Any:
                 )
             value = value.replace(f"${{{name}}}", os.environ[name])
     return value
+
+
+def _absolute(value: Any) -> Any:
+    """Local paths made absolute: Ray's workers do not run in the folder of the command line."""
+    if isinstance(value, list):
+        return [_absolute(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    found = {}
+    for key, item in value.items():
+        if isinstance(item, str) and item and "://" not in item:
+            place = Path(item).expanduser()
+            local = key in ("path", "storage") or (
+                key in ("model", "dataset") and (item[0] in ".~" or place.is_dir())
+            )
+            found[key] = str(place.absolute()) if local else item
+        else:
+            found[key] = _absolute(item)
+    return found
 
 
 def setting_path(where: tuple[str, ...]) -> str:

@@ -37,7 +37,7 @@ def write_report(
 <pre>{html.escape(table)}</pre>
 <h2>What was gained</h2>{_bars(results["evaluations"])}
 <h2>Training</h2>{_curves(history)}
-<h2>Sentences</h2><p>{sentences.stats["kept"]:,} kept of {sentences.stats["read"]:,} texts read.
+<h2>Sentences</h2><p>{sentences.stats["kept"]:,} sentences from {sentences.stats["read"]:,} texts.
 Dropped: {", ".join(f"{count:,} {reason}" for reason, count in dropped.items()) or "none"}.</p>
 <h2>Artifacts</h2><pre>{html.escape(chr(10).join(lines))}</pre>
 <h2>Recipe</h2><pre>{html.escape(dump_recipe(recipe))}</pre></html>
@@ -48,6 +48,7 @@ Dropped: {", ".join(f"{count:,} {reason}" for reason, count in dropped.items()) 
 def _bars(evaluations: dict[str, Any]) -> str:
     """Every figure as a group of bars: student before, student after, teachers."""
     order = ["before", "after", *(n for n in evaluations if n not in ("before", "after"))]
+    order = [name for name in order if name in evaluations]
     groups: dict[str, list[float]] = {}
     for name in order:
         result = evaluations[name]

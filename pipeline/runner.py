@@ -1,17 +1,16 @@
 """Runs what the plan says is missing: ready nodes side by side, each in its own driver thread."""
 
 import json
+import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from pipeline.artifacts import ArtifactStore
 from pipeline.graph import Node
 from pipeline.history import start_record
 from pipeline.plan import Step, make_plan
-from pipeline.preflight import check_inputs
 from pipeline.recipe import Recipe
 from pipeline.work import Job, clock, evaluations
 from stages.errors import UserError
@@ -80,23 +79,28 @@ def run(
     """
     steps = make_plan(recipe)
     wanted, again = choose(steps, start, only, force or [])
-    if not wanted:
-        return False
     store = ArtifactStore(recipe.storage)
+    folders = {step.node.name: step.folder for step in steps}
+    if not wanted:
+        _link_student(recipe, store, folders["export"])
+        return False
+    from pipeline.preflight import check_inputs
+
     store.check_writable()
     check_inputs(recipe)
-    folders = {step.node.name: step.folder for step in steps}
     for step in wanted:
         if step.node.name in again:
             store.forget(step.folder)
             store.root.delete(f"work/{step.folder}")
     record = start_record(store.root, recipe, [step.node for step in steps], folders)
     out(f"{recipe.name}: {', '.join(step.node.name for step in wanted)} to make; starting Ray")
+    for warning in recipe.warnings():
+        out(f"warning: {warning}")
 
-    from pipeline.hosts import Board, make_node, ray_session
+    from pipeline.hosts import make_node, ray_session, start_board
 
     with ray_session(address):
-        board = Board.remote()  # type: ignore[attr-defined]
+        board = start_board()
         teller = _Teller(out)
 
         def make(node: Node) -> None:
@@ -112,27 +116,38 @@ def run(
 
 
 def _run_ready(nodes: list[Node], make: Callable[[Node], None], tick: Callable[[], None]) -> None:
-    """Makes every node once its inputs among `nodes` are made. The first error wins; nodes that
-    are running are waited for, so that their finished shards count."""
+    """Makes every node once its inputs among `nodes` are made; the first error ends the run.
+
+    Threads are daemons: an error or Ctrl-C does not wait for hours of other work, whose finished
+    shards and checkpoints count anyway.
+    """
     waiting = {node.name: node for node in nodes}
-    running: dict[Future[None], str] = {}
-    failed: BaseException | None = None
-    with ThreadPoolExecutor(max_workers=max(1, len(nodes))) as pool:
-        while waiting or running:
-            if failed is None:
-                busy = set(waiting) | set(running.values())
-                for name, node in list(waiting.items()):
-                    if not busy.intersection(node.inputs):
-                        running[pool.submit(make, waiting.pop(name))] = name
-            elif not running:
-                break
-            done, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
+    running: set[str] = set()
+    finished: queue.Queue[tuple[str, BaseException | None]] = queue.Queue()
+
+    def attempt(node: Node) -> None:
+        try:
+            make(node)
+        except BaseException as error:  # handed to the main thread, which raises it
+            finished.put((node.name, error))
+        else:
+            finished.put((node.name, None))
+
+    while waiting or running:
+        busy = set(waiting) | running
+        for name, node in list(waiting.items()):
+            if not busy.intersection(node.inputs):
+                running.add(name)
+                threading.Thread(target=attempt, args=(waiting.pop(name),), daemon=True).start()
+        try:
+            name, error = finished.get(timeout=0.5)
+        except queue.Empty:
             tick()
-            for future in done:
-                running.pop(future)
-                failed = failed or future.exception()
-    if failed is not None:
-        raise failed
+            continue
+        tick()
+        if error is not None:
+            raise error
+        running.remove(name)
 
 
 def _relay(board: Any, teller: "_Teller") -> None:
@@ -166,7 +181,7 @@ def finish_record(
     from pipeline.report import write_report
 
     results = collect_results(store, folders)
-    if "after" not in results["evaluations"]:
+    if "after" not in results["evaluations"] or store.manifest(folders["train"]) is None:
         return
     store.root.write(f"{record}/results.json", json.dumps(results, indent=1).encode())
     write_report(recipe, store, folders, results, record)

@@ -116,10 +116,11 @@ def show_result(recipe: Recipe) -> str:
     if "after" not in results["evaluations"]:
         return "no results yet: the evaluation has not been made"
     lines = ["", results_table(results["evaluations"], results["speed"]), ""]
-    link = store.root.local_path(f"students/{recipe.name}")
-    if link is not None and link.exists():
-        lines.append(f"student: {link}  (SentenceTransformer loads this folder)")
-    record = newest_record(store.root, recipe.name)
+    if store.manifest(folders["export"]) is not None:
+        link = store.root.local_path(f"students/{recipe.name}")
+        place = link or store.root.path(f"{folders['export']}/files")
+        lines.append(f"student: {place}  (SentenceTransformer loads this folder)")
+    record = newest_record(store.root, recipe.name, folders)
     if record is not None:
         lines.append(f"report:  {store.root.path(record)}/report.html")
         lines.append(f"as JSON: {store.root.path(record)}/results.json")

@@ -11,6 +11,7 @@ def results_table(evaluations: dict[str, Any], speed: dict[str, Any] | None) -> 
         speed: the speed comparison, when there is one.
     """
     names = ["before", *(n for n in evaluations if n not in ("before", "after")), "after"]
+    names = [name for name in names if name in evaluations]  # after --only, some may be missing
     titles = {"before": "student before", "after": "student after"}
     first = evaluations["after"]
     columns = ["", "layers", "MB"]

@@ -44,15 +44,22 @@ class Job:
     def input(self, name: str) -> Artifact:
         return self.store.open(self.folders[name])
 
-    def publish(self, stats: dict[str, Any], files: dict[str, FileRecord] | None = None) -> None:
+    def publish(
+        self,
+        stats: dict[str, Any],
+        files: dict[str, FileRecord] | None = None,
+        num_shards: int | None = None,
+    ) -> None:
+        """Publishes shards 0 to `num_shards` - 1 of the ledger (null: all) and `files`."""
         store = self.store
+        shards = store.finished_shards(self.folder)
         manifest = new_manifest(
             kind=self.node.kind,
             title=self.node.title,
             fingerprint=self.node.fingerprint,
             identity=self.node.settings,
             inputs={name: self.folders[name] for name in self.node.inputs},
-            shards=list(store.finished_shards(self.folder).values()),
+            shards=[s for n, s in shards.items() if num_shards is None or n < num_shards],
             files=files or {},
             stats=stats | {"node": self.node.name},
             started=self.started,
@@ -82,7 +89,8 @@ def make_sentences(job: Job, say: Say) -> None:
             say(f"{number * job.recipe.sentences.rows_per_shard + num_rows:,} sentences")
 
         stats = build_sentences(job.recipe.sentences, emit_shard, emit_file)
-        job.publish(stats, store.put_files(job.folder, Path(local)))
+        num_shards = -(-stats["kept"] // job.recipe.sentences.rows_per_shard)
+        job.publish(stats, store.put_files(job.folder, Path(local)), num_shards)
 
 
 class ShardWorker:
@@ -219,6 +227,7 @@ def trained_settings(job: Job) -> EncoderSettings:
         max_length=job.recipe.evaluate.max_length,
         tokens_per_batch=job.recipe.student.tokens_per_batch,
         device=job.recipe.student.device,
+        trust_remote_code=job.recipe.student.trust_remote_code,
     )
 
 

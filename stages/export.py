@@ -83,7 +83,7 @@ print(model.similarity(model.encode(["one sentence"]), model.encode(["another se
 
 ## Data
 
-{data["kept"]:,} sentences of {data["read"]:,} texts read; dropped: {rejected or "none"}.
+{data["kept"]:,} sentences from {data["read"]:,} texts; dropped: {rejected or "none"}.
 
 ## Recipe
 

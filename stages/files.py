@@ -8,6 +8,8 @@ import errno
 import os
 import shutil
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -43,7 +45,8 @@ class Root:
         return Path(self.path(name)) if self.is_local else None
 
     def exists(self, name: str) -> bool:
-        return bool(self.fs.get_file_info(self.path(name)).type != pafs.FileType.NotFound)
+        with self._readable_errors():
+            return bool(self.fs.get_file_info(self.path(name)).type != pafs.FileType.NotFound)
 
     def read(self, name: str) -> bytes:
         """The whole file.
@@ -51,16 +54,18 @@ class Root:
         Raises:
             FileNotFoundError: there is none.
         """
-        with self.fs.open_input_stream(self.path(name)) as stream:
+        with self._readable_errors(), self.fs.open_input_stream(self.path(name)) as stream:
             return bytes(stream.read())
 
     def list(self, folder: str) -> list[str]:
         """Names (not paths) of what lies directly in `folder`; empty when there is no folder."""
         selector = pafs.FileSelector(self.path(folder), allow_not_found=True)
+        with self._readable_errors():
+            found = self.fs.get_file_info(selector)
         return sorted(
             info.base_name
-            for info in self.fs.get_file_info(selector)
-            if not info.base_name.startswith(".tmp-")
+            for info in found
+            if not info.base_name.startswith((".tmp-", ".writable"))
         )
 
     def write(self, name: str, data: bytes) -> None:
@@ -70,14 +75,12 @@ class Root:
             UserError: the place cannot be written, or the disk is full; nothing is left behind.
         """
         path = self.path(name)
-        try:
+        with self._readable_errors():
             if self.is_local:
                 _write_local(path, data)
                 return
             with self.fs.open_output_stream(path) as stream:
                 stream.write(data)
-        except OSError as error:
-            raise storage_error(self.uri, error) from error
 
     def put_folder(self, local: Path, name: str) -> None:
         """Copies the files of a local folder to `name`; whoever reads it needs a marker file."""
@@ -94,11 +97,21 @@ class Root:
 
     def delete(self, name: str) -> None:
         """Removes a file or a folder; no error when it is not there."""
-        kind = self.fs.get_file_info(self.path(name)).type
-        if kind == pafs.FileType.Directory:
-            self.fs.delete_dir(self.path(name))
-        elif kind == pafs.FileType.File:
-            self.fs.delete_file(self.path(name))
+        with self._readable_errors(), suppress(FileNotFoundError):
+            kind = self.fs.get_file_info(self.path(name)).type
+            if kind == pafs.FileType.Directory:
+                self.fs.delete_dir(self.path(name))
+            elif kind == pafs.FileType.File:
+                self.fs.delete_file(self.path(name))
+
+    @contextmanager
+    def _readable_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise  # not a failure of the storage: the caller says what it means
+        except OSError as error:
+            raise storage_error(self.uri, error) from error
 
 
 def _write_local(path: str, data: bytes) -> None:
@@ -124,4 +137,8 @@ def storage_error(uri: str, error: OSError) -> UserError:
             f"storage '{uri}': the disk is full. Finished shards are kept; "
             "free some space and run again to continue."
         )
-    return UserError(f"storage '{uri}': cannot be written ({error}). Choose another `storage`.")
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return UserError(
+        f"storage '{uri}': cannot be read or written ({reason}). Check the address, the rights "
+        "and, for object stores, the credentials in the environment."
+    )

@@ -71,7 +71,8 @@ def build_sentences(
         rows: list[str] = []
         for sentence in buckets.unique_in_key_order(rejects):
             if settings.limit is not None and kept == settings.limit:
-                break
+                rejects.counts["over_limit"] += 1  # counted, not kept: nothing is wrong with them
+                continue
             rows.append(sentence)
             kept += 1
             if len(rows) == settings.rows_per_shard:

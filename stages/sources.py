@@ -120,6 +120,8 @@ def _lines(file: Path, settings: SentencesSettings) -> Iterator[tuple[int, Recor
         number = 0
         while raw := stream.readline(MAX_LINE_BYTES):
             number += 1
+            if number == 1:
+                raw = raw.removeprefix(b"\xef\xbb\xbf")  # the byte order mark of Windows programs
             if len(raw) == MAX_LINE_BYTES and not raw.endswith(b"\n"):
                 while (rest := stream.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
                     pass

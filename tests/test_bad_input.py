@@ -69,7 +69,7 @@ BAD = {
         lambda tmp: {"evaluate__sts__0__split": "devel"}, "fewer than two pairs with split"),
     "a corpus that is not there": (
         lambda tmp: {"sentences__path": str(tmp / "nowhere.txt")}, "no file or folder"),
-    "a storage root that is a file": (unwritable, "cannot be written"),
+    "a storage root that is a file": (unwritable, "cannot be read or written"),
     "credentials in the storage address": (
         lambda tmp: {"storage": "s3://key:secret@bucket/x"}, "credentials do not belong"),
 }  # fmt: skip

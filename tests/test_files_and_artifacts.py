@@ -101,7 +101,7 @@ def test_bad_storage_roots_are_explained(uri, expected):
 
 def test_a_storage_root_that_is_a_file_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be written"):
+    with pytest.raises(UserError, match="cannot be read or written"):
         ArtifactStore(str(tmp_path / "file")).check_writable()
 
 

@@ -92,6 +92,12 @@ def test_run_makes_everything_once_and_only_what_changed_again(sentray, tiny_rec
     assert kinds == {"embed", "train", "evaluate", "export", "speed"}
     assert before.items() <= made(recipe["storage"]).items()
 
+    # back to the first variant: nothing to do, and its own student is handed out again
+    link = Path(recipe["storage"]) / "students" / "tiny"
+    changed = link.resolve()
+    assert "nothing to do" in sentray("run", file)
+    assert link.resolve() != changed
+
     # execution settings are not identity: nothing to do
     for change in ("student.tokens_per_batch=64", "train.checkpoint_every_steps=3"):
         assert "nothing to do" in sentray("plan", file, "--set", change)
@@ -198,7 +204,11 @@ def test_a_killed_driver_loses_nothing_that_was_finished(sentray, tiny_recipe, t
 
 
 def test_workers_and_zero_stages_agree_with_the_plain_engine(sentray, tiny_recipe):
-    """Dropout off: same losses, gradient norms, dev scores and weights to 1e-5."""
+    """Dropout off: same losses, gradient norms, dev scores and weights to 1e-5.
+
+    Key biases are left out: attention does not depend on them, so their gradient is rounding
+    noise, which AdamW scales up to full steps.
+    """
     from safetensors.numpy import load
 
     recipe = tiny_recipe(
@@ -224,7 +234,7 @@ def test_workers_and_zero_stages_agree_with_the_plain_engine(sentray, tiny_recip
         )  # fmt: skip
         figures, found = outcome()
         np.testing.assert_allclose(figures, expected, rtol=1e-5, atol=1e-5)
-        for name in weights:
+        for name in (name for name in weights if not name.endswith("key.bias")):
             np.testing.assert_allclose(found[name], weights[name], atol=1e-5, err_msg=name)
 
 
@@ -261,9 +271,13 @@ def test_a_killed_training_worker_is_replaced_and_changes_nothing(sentray, tiny_
     assert student_weights(recipe["storage"]) == student_weights(undisturbed["storage"])
 
 
-def test_one_stage_at_a_time(sentray, tiny_recipe):
-    recipe = tiny_recipe(evaluate__speed=False)
+def test_one_stage_at_a_time_with_relative_paths(sentray, tiny_recipe, tmp_path):
+    """Paths are relative to the command's folder, where the cluster's workers do not run."""
+    tiny_recipe()
+    relative = dict(storage="runs", sentences__path="sentences.txt")
+    recipe = tiny_recipe(evaluate__speed=False, **relative)
     file = sentray.recipe_file(recipe)
+    recipe["storage"] = str(tmp_path / "runs")
     error = sentray("run", file, "--only", "train", code=2)
     assert "reads tokens, embed:t, which must be made first" in error
     assert "no stage 'trane'" in sentray("run", file, "--force", "trane", code=2)
@@ -289,9 +303,13 @@ BAD = {
     "damaged weights": (
         lambda tmp: {"teachers__0__model": damaged_weights(tmp)}, "cannot be loaded"),
     "a file of blanks": (lambda tmp: {"sentences__min_chars": 900}, "nothing is left of 300 texts"),
-    "a loss that becomes NaN": (lambda tmp: {"train__learning_rate": 1e30}, "the loss became"),
+    "a loss that becomes NaN": (lambda tmp: {"train__learning_rate": 1e30}, "became nan"),
+    "the same under Ray Train": (
+        lambda tmp: {"train__learning_rate": 1e30, "train__num_workers": 2},
+        "became nan",
+    ),
     "a batch larger than the corpus": (
-        lambda tmp: {"train__batch_size": 4096, "train__num_workers": 2}, "only 300 sentences"),
+        lambda tmp: {"train__batch_size": 4096}, "only 300 sentences"),
     "more workers than the cluster has": (
         lambda tmp: {"train__num_workers": 16, "train__cpus_per_worker": 2},
         "do not fit into this cluster"),

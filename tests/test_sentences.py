@@ -83,6 +83,11 @@ def test_result_is_the_set_of_clean_texts_whatever_their_order(tmp_path_factory,
     assert build(path=str(folder / "b.txt"), **options)[0] == first
 
 
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbftext\nA sentence from a spreadsheet.\n")
+    assert build(path=str(tmp_path / "a.csv"))[0] == ["A sentence from a spreadsheet."]
+
+
 def test_spilling_to_disk_changes_nothing(tmp_path, monkeypatch):
     sentences = make_sentences(500)
     (tmp_path / "a.txt").write_text("\n".join(sentences * 3) + "\n")
@@ -95,7 +100,9 @@ def test_spilling_to_disk_changes_nothing(tmp_path, monkeypatch):
 def test_limit_is_a_sample_and_seed_changes_the_order(tmp_path):
     (tmp_path / "a.txt").write_text("\n".join(make_sentences(200)) + "\n")
     whole = build(path=str(tmp_path / "a.txt"))[0]
-    assert build(path=str(tmp_path / "a.txt"), limit=50)[0] == whole[:50]
+    sample, stats, _ = build(path=str(tmp_path / "a.txt"), limit=50)
+    assert sample == whole[:50]
+    assert stats["rejected"] == {"over_limit": 150}
     other = build(path=str(tmp_path / "a.txt"), seed=1)[0]
     assert other != whole
     assert sorted(other) == sorted(whole)

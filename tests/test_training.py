@@ -101,10 +101,10 @@ def test_a_checkpoint_without_its_marker_does_not_exist(data, student_folder, tm
     checkpoints = Checkpoints(Root(str(tmp_path)), "work")
     run(data, student_folder, settings, checkpoints)
     (tmp_path / "work" / "step-000008" / "complete.json").unlink()
-    state = checkpoints.newest({"engine": "plain", "workers": 1})
-    assert state["step"] == 4
+    assert checkpoints.newest_step() == 4
+    assert checkpoints.state(4, {"engine": "plain", "workers": 1})["step"] == 4
     with pytest.raises(UserError, match="workers 2"):
-        checkpoints.newest({"engine": "deepspeed", "workers": 2, "zero_stage": 0})
+        checkpoints.state(4, {"engine": "deepspeed", "workers": 2, "zero_stage": 0})
 
 
 def test_checkpoints_hold_nothing_that_needs_unpickling(data, student_folder, tmp_path):
@@ -120,7 +120,7 @@ def test_training_brings_the_student_to_its_teacher(data, student_folder):
     settings = settings_of(max_steps=120, learning_rate=5e-3, objectives=listnet)
     history = run(data, student_folder, settings, dropout=0.0, head="none").progress.history
     first, last = (np.mean([r["loss"] for r in part]) for part in (history[:10], history[-10:]))
-    assert last < 0.9 * first
+    assert last < first - 0.15
 
 
 def test_seed_and_nothing_else_decides(data, student_folder):
@@ -147,7 +147,7 @@ def test_a_loss_that_becomes_nan_stops_with_one_message(data, student_folder, tm
     checkpoints = Checkpoints(Root(str(tmp_path)), "work")
     # the logged window (3 steps) ends at the checkpoint, so a NaN is seen before it is saved
     settings = settings_of(learning_rate=1e30, log_every_steps=3, data_dev=False)
-    with pytest.raises(UserError, match="the loss became .* Lower train.learning_rate"):
+    with pytest.raises(UserError, match="became nan .* Lower train.learning_rate"):
         run(data, student_folder, settings, checkpoints)
     assert not list(tmp_path.rglob("complete.json"))
 

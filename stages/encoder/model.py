@@ -176,5 +176,7 @@ def keep_layers(backbone: Any, layers: list[int]) -> None:
             if isinstance(child, nn.ModuleList) and len(child) == total:
                 setattr(parent, attribute, nn.ModuleList([child[i] for i in layers]))
                 backbone.config.num_hidden_layers = len(layers)
+                if getattr(backbone.config, "layer_types", None):
+                    backbone.config.layer_types = [backbone.config.layer_types[i] for i in layers]
                 return
     raise UserError(f"layers: {type(backbone).__name__} has no layer stack that is known here")

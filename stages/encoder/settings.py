@@ -47,13 +47,17 @@ class EncoderSettings(Settings):
     tokens_per_batch: int = execution(
         4096, ge=1, description="Token budget (padding included) of one inference batch."
     )
-    device: str = execution("auto", description="auto, cpu, cuda, cuda:1, ...")
+    device: Literal["auto", "cpu", "cuda"] = execution(
+        "auto", description="auto takes the GPU that Ray assigned, if any."
+    )
 
     @model_validator(mode="after")
     def _template_fits_pooling(self) -> "EncoderSettings":
         template = self.template
         if template is not None and template.count("{sentence}") != 1:
             raise ValueError("template must contain {sentence} exactly once")
+        if self.layers is not None and len(set(self.layers)) < len(self.layers):
+            raise ValueError(f"layers {self.layers} names a layer twice")
         has_mask = template is not None and template.count("{mask}") == 1
         if self.pooling == "mask" and not has_mask:
             raise ValueError("pooling 'mask' needs a template with {mask} exactly once")
@@ -126,16 +130,25 @@ def check_config(settings: EncoderSettings, config: dict[str, Any]) -> None:
     layers = settings.layers
     if layers is not None and total is not None and (min(layers) < 0 or max(layers) >= total):
         raise UserError(f"layers={layers}: model '{settings.model}' has layers 0 to {total - 1}")
-    positions = config.get("max_position_embeddings")
-    if positions is None:
-        return
-    if "roberta" in config.get("model_type", ""):
-        positions -= config.get("pad_token_id", 1) + 1  # its positions start behind the padding's
-    if settings.max_length > positions:
+    if layers is not None and config.get("layer_types") and layers != [*range(len(layers))]:
+        raise UserError(
+            f"layers={layers}: the layers of model '{settings.model}' differ by position; keep the "
+            "first ones (0, 1, 2, ...)"
+        )
+    positions = num_positions(config)
+    if positions is not None and settings.max_length > positions:
         raise UserError(
             f"max_length={settings.max_length} is more than the {positions} positions of model "
             f"'{settings.model}'; lower max_length (also evaluate.max_length)"
         )
+
+
+def num_positions(config: dict[str, Any]) -> int | None:
+    """Tokens that a model has positions for, or None where it sets no bound."""
+    positions = config.get("max_position_embeddings")
+    if positions is not None and "roberta" in config.get("model_type", ""):
+        positions -= config.get("pad_token_id", 1) + 1  # its positions start behind the padding's
+    return positions
 
 
 def pooling_of(model: str, folder: Path | None) -> str:

@@ -53,6 +53,10 @@ def load_sts(settings: StsSettings) -> StsSet:
                 f"STS set '{settings.name}' ({where}), row {number}: "
                 f"the score is {score!r}, which is not a number"
             )
+        if row["sentence1"] is None or row["sentence2"] is None:
+            raise UserError(
+                f"STS set '{settings.name}' ({where}), row {number}: a sentence is missing"
+            )
         sentence1.append(" ".join(str(row["sentence1"]).split()))
         sentence2.append(" ".join(str(row["sentence2"]).split()))
         gold.append(value)
@@ -92,7 +96,7 @@ def _file_rows(path: Path) -> list[dict[str, Any]]:
         import pyarrow.parquet as pq
 
         return list(pq.read_table(path).to_pylist())
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file:
         if path.suffix == ".jsonl":
             return [json.loads(line) for line in file if line.strip()]
         if path.suffix == ".csv":

@@ -51,21 +51,21 @@ class Checkpoints:
                 self._root.delete(f"{self._folder}/step-{old:06d}")
         barrier()
 
-    def newest(self, layout: dict[str, Any]) -> dict[str, Any] | None:
-        """State of the newest complete checkpoint; None when there is none.
+    def newest_step(self) -> int:
+        """Step of the newest complete checkpoint; 0 when there is none."""
+        return max(self._complete(), default=0)
+
+    def state(self, step: int, layout: dict[str, Any]) -> dict[str, Any]:
+        """The loop's state at a complete checkpoint.
 
         Raises:
             UserError: it was written with another layout (engine, workers, ZeRO stage).
         """
-        steps = self._complete()
-        if not steps:
-            return None
-        state: dict[str, Any] = json.loads(
-            self._root.read(f"{self._folder}/step-{steps[-1]:06d}/{MARKER}")
-        )
+        marker = f"{self._folder}/step-{step:06d}/{MARKER}"
+        state: dict[str, Any] = json.loads(self._root.read(marker))
         if state["layout"] != layout:
             raise UserError(
-                f"train: the unfinished training at step {steps[-1]} was run with "
+                f"train: the unfinished training at step {step} was run with "
                 f"{_readable(state['layout'])}; this run asks for {_readable(layout)}. Continue "
                 "it with the old settings, or start afresh with --force train."
             )

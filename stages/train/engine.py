@@ -151,7 +151,9 @@ class DeepSpeedEngine:
         tagged.mkdir()
         for file in folder.glob("*.pt"):
             os.replace(file, tagged / file.name)
-        self._engine.load_checkpoint(str(folder), tag="state")
+        path, _ = self._engine.load_checkpoint(str(folder), tag="state")
+        if path is None:
+            raise RuntimeError(f"DeepSpeed could not load the checkpoint in {folder}")
 
     def backbone_weights(self) -> dict[str, Tensor]:
         backbone = self.student.encoder.backbone
@@ -163,11 +165,7 @@ class DeepSpeedEngine:
             return cpu_copy(backbone)
 
     def gather_rows(self, rows: Tensor) -> Tensor:
-        """(b, D) of every worker as (B, D) in rank order; only the own rows carry gradient."""
-        everyone = [torch.empty_like(rows) for _ in range(self.num_workers)]
-        dist.all_gather(everyone, rows.detach().contiguous())
-        everyone[self.rank] = rows
-        return torch.cat(everyone)
+        return gather_rows(rows)
 
     def sum_over_workers(self, x: Tensor) -> Tensor:
         dist.all_reduce(x)
@@ -178,6 +176,14 @@ class DeepSpeedEngine:
 
     def layout(self) -> dict[str, Any]:
         return {"engine": "deepspeed", "workers": self.num_workers, "zero_stage": self._stage}
+
+
+def gather_rows(rows: Tensor) -> Tensor:
+    """(b, D) of every worker as (B, D) in rank order; only the own rows carry gradient."""
+    everyone = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, rows.detach().contiguous())
+    everyone[dist.get_rank()] = rows
+    return torch.cat(everyone)
 
 
 def adamw(parameters: list[torch.nn.Parameter], settings: TrainSettings) -> torch.optim.AdamW:

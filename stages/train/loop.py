@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from stages.encoder.settings import num_positions
 from stages.encoder.tokenizer import SentenceTokenizer, pad, token_budget_batches
 from stages.errors import UserError
 from stages.evaluate.sts import StsSet, spearman, unit_rows
@@ -28,7 +29,7 @@ from stages.train.checkpoint import Checkpoints
 from stages.train.engine import Engine
 from stages.train.objectives import cosines, mix_teachers, total_loss
 from stages.train.order import BatchOrder
-from stages.train.settings import TrainSettings
+from stages.train.settings import TrainSettings, batch_too_large
 from stages.train.student import step_seed
 
 # Dev sentences are read at full length, not cut like training sentences: what is selected is the
@@ -91,17 +92,15 @@ def train(
     """
     num_rows = data.tokens.num_rows
     if settings.batch_size > num_rows:
-        raise UserError(
-            f"train.batch_size is {settings.batch_size}, but there are only {num_rows} sentences; "
-            "lower it or give more text"
-        )
+        raise batch_too_large(settings.batch_size, num_rows)
     for factor in data.factors:
         assert factor.num_rows == num_rows, "factors and tokens come from different sentences"
     num_steps = settings.num_steps(num_rows)
     progress, best = _resume(engine, checkpoints)
     window = _Window(progress.step)
     dev_batches = _dev_batches(engine, data.dev) if data.dev else []
-    for step, batch in _prefetched(engine, settings, data, range(progress.step, num_steps)):
+    steps = range(progress.step, num_steps if not _patience_is_over(settings, progress) else 0)
+    for step, batch in _prefetched(engine, settings, data, steps):
         torch.manual_seed(step_seed(settings.seed, step, engine.rank))
         engine.student.train()
         loss, parts = _loss(engine, settings, data, batch)
@@ -120,7 +119,7 @@ def train(
             if evaluate:
                 score = _dev_score(engine, data, dev_batches)
                 row["dev_spearman"] = score
-                if progress.best_score is None or score > progress.best_score:
+                if progress.best_score is None or not score <= progress.best_score:
                     progress.best_score, progress.best_step = score, progress.step
                     progress.evaluations_since_best = 0
                     best = engine.backbone_weights()
@@ -132,13 +131,17 @@ def train(
         if save and checkpoints is not None:
             _save(engine, checkpoints, progress, best)
             window = _Window(progress.step)
-        patience = settings.dev.patience if settings.dev else None
-        if patience is not None and progress.evaluations_since_best >= patience:
+        if _patience_is_over(settings, progress):
             break
     if best is None:
         best = engine.backbone_weights()
         progress.best_step = progress.step
     return Trained(best, progress)
+
+
+def _patience_is_over(settings: TrainSettings, progress: Progress) -> bool:
+    patience = settings.dev.patience if settings.dev else None
+    return patience is not None and progress.evaluations_since_best >= patience
 
 
 def _loss(
@@ -205,9 +208,10 @@ class _Window:
         count = step - self._first_step
         row: dict[str, Any] = {"step": step, "num_steps": num_steps, "learning_rate": rate}
         row |= {name: float(value) / count for name, value in self._sums.items()}
-        if not math.isfinite(row["loss"]):
+        if not (math.isfinite(row["loss"]) and math.isfinite(row["gradient_norm"])):
+            key = "gradient_norm" if math.isfinite(row["loss"]) else "loss"
             raise UserError(
-                f"train: the loss became {row['loss']} between steps {self._first_step + 1} and "
+                f"train: the {key} became {row[key]} between steps {self._first_step + 1} and "
                 f"{step}; nothing was saved from there on. Lower train.learning_rate, raise the "
                 "temperatures, or use precision: float32."
             )
@@ -228,7 +232,9 @@ def peak_memory_bytes(device: torch.device) -> int:
 def _dev_batches(engine: Engine, dev: StsSet) -> list[tuple[np.ndarray, Tensor, Tensor]]:
     """Distinct dev sentences, tokenised once, in batches that every worker cuts alike."""
     encoder = engine.student.encoder
-    settings = encoder.settings.model_copy(update={"max_length": DEV_MAX_LENGTH})
+    positions = num_positions(encoder.backbone.config.to_dict())
+    length = min(DEV_MAX_LENGTH, positions or DEV_MAX_LENGTH)
+    settings = encoder.settings.model_copy(update={"max_length": length})
     rows = SentenceTokenizer(encoder.tokenizer.pretrained, settings)(_distinct(dev))
     lengths = np.array([len(row) for row in rows])
     batches = []
@@ -283,9 +289,15 @@ def _save(
 def _resume(
     engine: Engine, checkpoints: Checkpoints | None
 ) -> tuple[Progress, dict[str, Tensor] | None]:
-    state = checkpoints.newest(engine.layout()) if checkpoints else None
-    if checkpoints is None or state is None:
+    if checkpoints is None:
         return Progress(), None
+    # rank 0 chooses for all: a network file system may show the others an older listing
+    newest = checkpoints.newest_step() if engine.rank == 0 else 0
+    device = engine.student.encoder.device
+    step = int(engine.sum_over_workers(torch.tensor(newest, device=device)))
+    if step == 0:
+        return Progress(), None
+    state = checkpoints.state(step, engine.layout())
     best: dict[str, Tensor] = {}
 
     def read(folder: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from stages.encoder.settings import EncoderSettings
+from stages.errors import UserError
 from stages.evaluate.settings import StsSettings
 from stages.settings import Settings, execution
 
@@ -135,3 +136,11 @@ class TrainSettings(Settings):
         if step < warmup:
             return self.learning_rate * (step + 1) / warmup
         return self.learning_rate * (num_steps - step) / max(1, num_steps - warmup)
+
+
+def batch_too_large(batch_size: int, num_rows: int) -> UserError:
+    """The error of a batch that the corpus cannot fill."""
+    return UserError(
+        f"train.batch_size is {batch_size}, but there are only {num_rows} sentences; lower it or "
+        "give more text"
+    )

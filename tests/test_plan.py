@@ -1,0 +1,126 @@
+"""What is stale, what is not, and why: fingerprints of whole recipes, nothing is run."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from pipeline.graph import build_graph
+from pipeline.recipe import load_recipe
+from tests.conftest import make_model, make_sentences
+
+AFTER_TRAINING = {"train", "evaluate:after", "export", "speed"}
+
+
+@pytest.fixture
+def stale(tmp_path, tiny_recipe):
+    """Names of the nodes whose fingerprint differs between two recipes."""
+
+    def prints(recipe):
+        file = tmp_path / "recipe.yaml"
+        file.write_text(yaml.safe_dump(recipe))
+        return {name: node.fingerprint for name, node in build_graph(load_recipe(file)).items()}
+
+    base = prints(tiny_recipe())
+
+    def compare(**changes):
+        found = prints(tiny_recipe(**changes))
+        return {name for name in found if base.get(name) != found[name]}
+
+    compare.prints = prints
+    return compare
+
+
+EVERYTHING = {"sentences", "embed:t", "tokens", *AFTER_TRAINING}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (dict(sentences__seed=1), EVERYTHING),
+        (dict(sentences__rows_per_shard=100), EVERYTHING),
+        (dict(teachers__0__max_length=24), {"embed:t", *AFTER_TRAINING}),
+        (dict(teachers__0__precision="bfloat16"),
+         {"embed:t", "evaluate:t", *AFTER_TRAINING}),
+        (dict(student__max_length=20), {"tokens", *AFTER_TRAINING}),
+        (dict(student__layers=[0]), {"evaluate:before", *AFTER_TRAINING}),
+        (dict(student__dropout=0.3), AFTER_TRAINING),
+        (dict(teachers__0__weight=2.0), AFTER_TRAINING),
+        (dict(train__objectives__listnet__student_temperature=0.1), AFTER_TRAINING),
+        (dict(train__seed=3), AFTER_TRAINING),
+        (dict(evaluate__num_bootstrap=3),
+         {"evaluate:before", "evaluate:t", "evaluate:after", "export", "speed"}),
+        # execution, not identity
+        (dict(student__tokens_per_batch=7, teachers__0__device="cpu", train__num_workers=2,
+              train__zero_stage=3, train__cpus_per_worker=1, train__checkpoint_every_steps=1,
+              train__max_failures=0, sentences__max_rejects_kept=3), set()),
+    ],
+)  # fmt: skip
+def test_a_changed_setting_makes_stale_what_depends_on_it(stale, changes, expected):
+    assert stale(**changes) == expected
+
+
+def test_files_count_by_content_and_kind_not_by_place(stale, tmp_path):
+    text = (tmp_path / "sentences.txt").read_text()
+    (tmp_path / "moved.txt").write_text(text)
+    assert stale(sentences__path=str(tmp_path / "moved.txt")) == set()
+    (tmp_path / "sentences.tsv").write_text(text)
+    assert "sentences" in stale(sentences__path=str(tmp_path / "sentences.tsv"))
+    (tmp_path / "sentences.txt").write_text(text + "One more sentence.\n")
+    assert "sentences" in stale()
+
+
+def test_a_local_data_set_counts_by_content(stale, tmp_path, tiny_recipe):
+    folder = tmp_path / "dataset"
+    folder.mkdir()
+
+    def prints(sentences):
+        lines = [json.dumps({"text": s}) for s in sentences]
+        (folder / "train.jsonl").write_text("\n".join(lines))
+        recipe = tiny_recipe()
+        recipe["sentences"] = {"dataset": str(folder)}
+        return stale.prints(recipe)["sentences"]
+
+    assert prints(make_sentences(5)) != prints(make_sentences(6))
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "merges.txt", "spiece.model"])
+def test_a_local_model_counts_by_content(stale, tmp_path, tiny_recipe, name):
+    first = stale.prints(tiny_recipe(student__model=str(make_model(tmp_path / "a", seed=2))))
+    folder = make_model(tmp_path / "b", seed=2)
+    assert stale.prints(tiny_recipe(student__model=str(folder))) == first
+    with (folder / name).open("a") as file:
+        file.write(" ")
+    assert stale.prints(tiny_recipe(student__model=str(folder)))["tokens"] != first["tokens"]
+
+
+def test_a_teachers_name_and_place_are_not_identity(tmp_path, stale, tiny_recipe, student_folder):
+    recipe = tiny_recipe()
+    first = stale.prints(recipe)
+    other = dict(recipe["teachers"][0], name="other", model=str(student_folder))
+    recipe["teachers"] = [other, dict(recipe["teachers"][0], name="renamed")]
+    second = stale.prints(recipe)
+    assert second["embed:renamed"] == first["embed:t"]
+    assert second["train"] != first["train"]
+
+
+def test_without_a_listwise_objective_no_teacher_is_embedded(stale, tiny_recipe):
+    found = stale.prints(tiny_recipe(train__objectives={"infonce": {}}))
+    assert "embed:t" not in found
+    assert "evaluate:t" in found
+
+
+def test_planning_imports_neither_torch_nor_ray(tmp_path, tiny_recipe):
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(tiny_recipe()))
+    code = (
+        "import sys; from pipeline.cli import main; assert main(['plan', sys.argv[1]]) == 0; "
+        "print(sorted({'torch', 'ray', 'transformers', 'scipy'} & set(sys.modules)))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.splitlines()[-1] == "[]"
+    assert "9 of 9 to do" in result.stdout
