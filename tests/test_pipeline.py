@@ -203,18 +203,23 @@ def test_a_killed_driver_loses_nothing_that_was_finished(sentray, tiny_recipe, t
     assert student_weights(recipe["storage"]) == student_weights(undisturbed["storage"])
 
 
-def test_workers_and_zero_stages_agree_with_the_plain_engine(sentray, tiny_recipe):
-    """Dropout off: same losses, gradient norms, dev scores and weights to 1e-5.
+def test_workers_and_zero_stages_agree_with_the_plain_engine(sentray, tiny_recipe, student_folder):
+    """Two teachers, dropout off: same losses, gradient norms, dev scores and weights to 1e-5.
 
     Key biases are left out: attention does not depend on them, so their gradient is rounding
     noise, which AdamW scales up to full steps.
     """
     from safetensors.numpy import load
 
+    second = {"name": "second", "model": str(student_folder), "pooling": "cls", "max_length": 32}
     recipe = tiny_recipe(
-        student__dropout=0.0, train__log_every_steps=1, train__max_steps=6, evaluate__speed=False,
+        student__dropout=0.0,
+        teachers=[*tiny_recipe()["teachers"], second | {"weight": 2.0}],
+        train__log_every_steps=1,
+        train__max_steps=6,
+        evaluate__speed=False,
         train__dev__every_steps=3,
-    )  # fmt: skip
+    )
     file = sentray.recipe_file(recipe)
     sentray("run", file, "--set", "train.engine=plain")
 
