@@ -1,5 +1,8 @@
 """RankCSE ListNet and ListMLE against SimCSE: same student, sentences, batch and steps.
 
+Dropout and learning rate are each method's own, chosen on STS-B dev (docs/log.md): at dropout 0
+RankCSE's consistency term vanishes, so what is compared is listwise distillation.
+
     SENTRAY_DATA=/path/to/data python benchmarks/wiki_quality.py --seeds 1 2 3
 
 Runs recipes/wiki-minilm.yaml once per method and seed (what is done already is not done again) and

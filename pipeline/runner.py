@@ -88,10 +88,6 @@ def run(
 
     store.check_writable()
     check_inputs(recipe)
-    for step in wanted:
-        if step.node.name in again:
-            store.forget(step.folder)
-            store.root.delete(f"work/{step.folder}")
     record = start_record(store.root, recipe, [step.node for step in steps], folders)
     out(f"{recipe.name}: {', '.join(step.node.name for step in wanted)} to make; starting Ray")
     for warning in recipe.warnings():
@@ -106,6 +102,9 @@ def run(
         def make(node: Node) -> None:
             job = Job(recipe, node, folders, time.time())
             teller.say(node.name, "started", at_once=True)
+            if node.name in again:  # not before: whatever goes wrong earlier must lose nothing
+                store.forget(job.folder)
+                store.root.delete(job.work_folder)
             make_node(job, board, lambda text: teller.say(node.name, text))
             seconds = clock(time.time() - job.started)
             teller.say(node.name, f"done in {seconds} -> {job.folder}", at_once=True)
