@@ -80,6 +80,7 @@ def compare(recipe, node, folders, store, rounds) -> None:  # type: ignore[no-un
                 start = time.perf_counter()
                 way()
                 seconds[name].append(time.perf_counter() - start)
+                print(f"{name:<8} {seconds[name][-1]:.1f} s", flush=True)
     base = np.array(seconds["theirs"])
     print(f"{len(texts)} sentences, {os.cpu_count()} cores, {rounds} rounds")
     for name, taken in seconds.items():

@@ -208,14 +208,14 @@ def _make_rows(job: Job, say: Callable[[str], None]) -> None:
         shards = ray.data.from_items(
             [{"shard": number} for number in todo], override_num_blocks=len(todo)
         )
+        retries = job.recipe.train.max_failures
         results = shards.map(
             ShardActor,  # type: ignore[arg-type]
             fn_constructor_args=(job,),
             compute=ActorPoolStrategy(min_size=1, max_size=most, initial_size=1),
             num_cpus=1,
             num_gpus=1 if gpus else 0,
-            max_restarts=job.recipe.train.max_failures,
-            max_task_retries=job.recipe.train.max_failures,
+            ray_remote_args_fn=lambda: dict.fromkeys(("max_restarts", "max_task_retries"), retries),
         )
         started = time.monotonic()
         rows = 0
