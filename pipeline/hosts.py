@@ -5,6 +5,7 @@ Nothing home-made schedules, retries or moves data. What is ours is the ledger o
 checkpoints, so a worker that dies costs its open shard, or the steps since its last checkpoint.
 """
 
+import errno
 import logging
 import os
 import socket
@@ -156,8 +157,14 @@ def _task(function: Callable[..., None], options: dict[str, Any], job: Job, boar
     try:
         ray.get(remote.remote(job, board))
     except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, UserError):
-            raise error.cause from None
+        cause = error.cause
+        if isinstance(cause, UserError):
+            raise cause from None
+        if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
+            raise UserError(
+                f"{job.node.name}: the disk of the temporary folder is full. Free some space or "
+                "set TMPDIR to a larger place, and run again to continue."
+            ) from None
         raise
 
 
