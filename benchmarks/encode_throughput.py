@@ -8,6 +8,8 @@ the same model, float32, as many threads as cores on both sides. Three ways take
   process   Encoder.encode in this process
   stage     the embed stage on Ray, which has started: actors, model loading, reading and
             publishing shards included
+
+About five minutes a round on two cores.
 """
 
 import argparse
