@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import stages.encoder.model
 from stages.embed import Embedder
 from stages.encoder.model import load_encoder, load_for_inference
 from stages.encoder.settings import EncoderSettings
@@ -24,8 +25,9 @@ MASK_TEMPLATE = 'The "{sentence}" means {mask} .'
     ids=lambda options: options["pooling"],
 )
 @pytest.mark.parametrize("tokens_per_batch", [1, 100, 10**6])
-def test_batches_change_nothing(student_folder, options, tokens_per_batch):
+def test_batches_change_nothing(student_folder, options, tokens_per_batch, monkeypatch):
     """Against a slow twin: one sentence at a time through transformers itself."""
+    monkeypatch.setattr(stages.encoder.model, "WINDOW_ROWS", 16)
     texts = make_sentences(40)
     encoder = load_encoder(
         EncoderSettings(
