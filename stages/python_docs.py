@@ -57,8 +57,8 @@ def read_python_docs(settings: SentencesSettings) -> tuple[Iterator[Record], lis
     """
     documents = [
         document
-        for name, version_files in sorted(package_files(settings.packages).items())
-        for document in _documents(name, version_files)
+        for name, files in sorted(package_files(settings.packages).items())
+        for document in _documents(name, files)
     ]
     pairs: dict[str, dict[str, str]] = {}
     for document in documents:
