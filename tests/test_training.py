@@ -18,7 +18,7 @@ from stages.train.engine import PlainEngine
 from stages.train.loop import TrainingData, train
 from stages.train.order import BatchOrder
 from stages.train.settings import StudentSettings, TrainSettings
-from stages.train.student import build_student
+from stages.train.student import build_student, step_seed
 from tests.conftest import make_sentences, write_sts
 
 ROWS_PER_SHARD = 40
@@ -189,6 +189,14 @@ def test_rows_are_found_over_shard_borders(data):
     ids = data.tokens.take(np.arange(150))
     for got, row in zip(data.tokens.take(rows), rows, strict=True):
         np.testing.assert_array_equal(got, ids[row])
+
+
+def test_every_step_and_worker_draws_its_own_dropout():
+    """The same masks in every step would train a fixed sub-network."""
+    seeds = {
+        step_seed(seed, step, rank) for seed in (1, 2) for step in range(50) for rank in (0, 3)
+    }
+    assert len(seeds) == 200
 
 
 def test_warm_up_and_decay():
