@@ -22,10 +22,10 @@ import torch
 
 from pipeline.artifacts import ArtifactStore
 from pipeline.hosts import Board, make_node, ray_session
+from pipeline.job import Job
 from pipeline.plan import make_plan
 from pipeline.recipe import load_recipe
 from pipeline.runner import run
-from pipeline.work import Job
 from stages.encoder.model import load_for_inference
 from stages.encoder.settings import package_folder
 
@@ -68,7 +68,9 @@ def compare(recipe, node, folders, store, rounds) -> None:  # type: ignore[no-un
 
         def stage() -> None:
             store.forget(folders["embed:minilm"])
-            make_node(Job(recipe, node, folders, time.time()), board, lambda text: None)
+            inputs = {"sentences": folders["sentences"]}
+            job = Job(node, folders["embed:minilm"], inputs, time.time())
+            make_node(job, board, lambda text: None)
 
         ways = {
             "theirs": lambda: theirs.encode(texts, show_progress_bar=False),

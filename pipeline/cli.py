@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from pathlib import Path
 
 from stages.errors import UserError
 
@@ -49,6 +50,42 @@ def _show(options: argparse.Namespace) -> int:
     return 0
 
 
+def _similarity(options: argparse.Namespace) -> int:
+    from stages.ranks.similarity import load_student
+
+    model = load_student(options.model, options.rank_weight)
+    print(f"{model.similarity([options.a], [options.b])[0, 0]:.4f}")
+    return 0
+
+
+def _encode(options: argparse.Namespace) -> int:
+    from stages.files import Root
+    from stages.ranks.similarity import load_student
+    from stages.rows import npy_bytes
+
+    texts = _lines(options.text)
+    model = load_student(options.model, options.rank_weight)
+    vectors = model.encode(texts)
+    target = Path(options.vectors).absolute()
+    Root(str(target.parent)).write(target.name, npy_bytes(vectors))
+    print(f"{len(vectors):,} vectors of {vectors.shape[1]:,} dimensions -> {options.vectors}")
+    return 0
+
+
+def _lines(path: str) -> list[str]:
+    """Lines of a text file, one sentence each."""
+    try:
+        with sys.stdin if path == "-" else open(path, encoding="utf-8") as file:
+            texts = [line.strip() for line in file]
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not a UTF-8 text file") from None
+    if not texts:
+        raise UserError(f"{path}: there is no line in it")
+    return texts
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sentray", description="Train small sentence encoders from unlabelled text."
@@ -75,6 +112,20 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--storage", default="runs", help="storage root (default: runs)")
     show.add_argument("--rows", type=int, default=5, help="rows of the sample (default: 5)")
     show.set_defaults(command=_show)
+    similarity = commands.add_parser("similarity", help="similarity of two sentences")
+    encode = commands.add_parser("encode", help="sentences of a text file to vectors")
+    for command in (similarity, encode):
+        command.add_argument("model", help="an exported student's folder, or any encoder")
+        command.add_argument(
+            "--rank-weight", type=float, metavar="W",
+            help="share of rank similarity (Eq. 7) instead of the exported one; 0: cosine alone",
+        )  # fmt: skip
+    similarity.add_argument("a", help="a sentence")
+    similarity.add_argument("b", help="another sentence")
+    similarity.set_defaults(command=_similarity)
+    encode.add_argument("text", help="UTF-8 text, one sentence a line; - for standard input")
+    encode.add_argument("vectors", help="file to write: .npy, float32, one row a line")
+    encode.set_defaults(command=_encode)
     return parser
 
 

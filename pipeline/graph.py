@@ -4,102 +4,236 @@ A node's fingerprint covers its stage's version, its identity settings, the cont
 and models, and the fingerprints of its inputs, so the whole graph is known before anything runs.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.fingerprint import fingerprint
 from pipeline.provenance import describe_model, describe_packages, describe_path
-from pipeline.recipe import Recipe
+from pipeline.recipe import Recipe, load_recipe
 from stages.encoder.settings import EncoderSettings
+from stages.errors import UserError
 from stages.evaluate.settings import EvaluateSettings, StsSettings
+from stages.negation import parser_versions
 
 # Raised when a stage's code changes what it computes.
-VERSIONS = {"sentences": 1, "embed": 1, "tokens": 1, "train": 1, "evaluate": 1, "export": 1,
-            "speed": 1}  # fmt: skip
-# Written by shard from a shard of sentences; these can be continued shard by shard.
-ROW_WISE = ("embed", "tokens")
+VERSIONS = {"sentences": 1, "embed": 1, "corpus": 1, "ranks": 1, "tokens": 2, "train": 2,
+            "evaluate": 1, "export": 2, "speed": 1}  # fmt: skip
+# Written by shard from a shard of their first input; these can be continued shard by shard.
+ROW_WISE = ("embed", "ranks", "tokens")
 
 
 @dataclass(frozen=True)
 class Node:
     """One artifact of a run.
 
-    name: in messages and on the command line, e.g. `embed:minilm`; kind: its folder.
+    name: in messages and on the command line, e.g. `embed:minilm`, or `simcse/train` for a node
+        of the recipe simcse that this one builds on.
+    recipe: the recipe it belongs to.
     settings: identity by setting path; an encoder's own settings are under `encoder.`, so that
         the same encoder is the same artifact as a teacher, a student's start or in another recipe.
     encoder_path: where the recipe has that encoder, e.g. `teachers[0]`.
-    inputs: names of the nodes it reads.
+    inputs: the nodes it reads: their names here, by what its recipe calls them (`train`,
+        `embed:minilm`; `recipe:FILE` for the student of another recipe).
     """
 
     name: str
+    recipe: Recipe
     kind: str
     title: str
     settings: dict[str, Any]
     encoder_path: str
-    inputs: tuple[str, ...]
+    inputs: dict[str, str]
     fingerprint: str
 
 
-def build_graph(recipe: Recipe) -> dict[str, Node]:
+def build_graph(recipe: Recipe, above: tuple[str, ...] = ()) -> dict[str, Node]:
     """All nodes by name, inputs before those who read them.
 
-    Raises:
-        UserError: a file, model folder or package that the recipe names is not there.
-    """
-    nodes: dict[str, Node] = {}
+    Args:
+        above: files of the recipes that need this one as an encoder.
 
-    def add(
+    Raises:
+        UserError: a file, model folder or package that the recipe names is not there, or a recipe
+            that builds on itself.
+    """
+    return _Builder(recipe, above).build()
+
+
+class _Builder:
+    def __init__(self, recipe: Recipe, above: tuple[str, ...]) -> None:
+        self._recipe = recipe
+        self._above = above
+        self._nodes: dict[str, Node] = {}
+        self._students: dict[str, str] = {}
+
+    def _add(
+        self,
         name: str,
         settings: dict[str, Any],
-        inputs: tuple[str, ...] = (),
-        title: str = recipe.name,
+        inputs: dict[str, str],
+        title: str | None = None,
         encoder_path: str = "",
     ) -> None:
         kind = name.partition(":")[0]
-        whole = {
+        whole = fingerprint({
             "kind": kind,
             "version": VERSIONS[kind],
             "settings": settings,
-            "inputs": [nodes[name].fingerprint for name in inputs],
-        }
-        nodes[name] = Node(name, kind, title, settings, encoder_path, inputs, fingerprint(whole))
+            "inputs": [self._nodes[name].fingerprint for name in inputs.values()],
+        })  # fmt: skip
+        for other, node in self._nodes.items():
+            if (
+                node.fingerprint == whole and "/" in other
+            ):  # another recipe's step that is this one's as well
+                self._rename(other, name)
+                return
+        self._nodes[name] = Node(
+            name, self._recipe, kind, title or self._recipe.name, settings, encoder_path, inputs,
+            whole,
+        )  # fmt: skip
 
-    add("sentences", _sentences(recipe))
-    embedded = []
-    for number, teacher in enumerate(recipe.teachers):
-        if recipe.train.objectives.needs_teacher:
-            identity = encoder_identity(teacher.encoder())
-            embedded.append(f"embed:{teacher.name}")
-            add(embedded[-1], identity, ("sentences",), teacher.name, f"teachers[{number}]")
-    start = recipe.student.encoder()
-    tokenizer = {f"encoder.{key}" for key in ("model", "template", "pooling", "max_length")}
-    identity = {k: v for k, v in encoder_identity(start).items() if k in tokenizer}
-    add("tokens", identity, ("sentences",), encoder_path="student")
-    add("train", _train(recipe), ("tokens", *embedded), encoder_path="student")
+    def _rename(self, old: str, new: str) -> None:
+        nodes = {}
+        for node in self._nodes.values():
+            name = new if node.name == old else node.name
+            inputs = {own: new if one == old else one for own, one in node.inputs.items()}
+            nodes[name] = replace(node, name=name, inputs=inputs)
+        self._nodes = nodes
+        self._students = {f: new if one == old else one for f, one in self._students.items()}
 
-    suite = _suite(recipe.evaluate)
-    held_out = ("sentences",) if recipe.evaluate.retrieval else ()
-    identity = encoder_identity(start, evaluated=True)
-    add("evaluate:before", identity | suite, held_out, encoder_path="student")
-    for number, teacher in enumerate(recipe.teachers):
-        identity = encoder_identity(teacher.encoder(), evaluated=True)
-        path = f"teachers[{number}]"
-        add(f"evaluate:{teacher.name}", identity | suite, held_out, teacher.name, path)
-    add("evaluate:after", suite, ("train", *held_out))
-    add("export", {}, ("train", *(name for name in nodes if name.startswith("evaluate:"))))
-    if recipe.evaluate.speed and recipe.teachers:
-        add("speed", {}, ("sentences", "export"))
-    return nodes
+    def build(self) -> dict[str, Node]:
+        recipe, ranks = self._recipe, self._recipe.ranks
+        self._add("sentences", _sentences(recipe), {})
+        factors = []
+        for number, teacher in enumerate(recipe.teachers):
+            teaches, by_ranks = recipe.train.objectives.needs_teacher, teacher.similarity == "ranks"
+            embed, corpus, own = (f"{kind}:{teacher.name}" for kind in ("embed", "corpus", "ranks"))
+            if teaches or by_ranks:
+                identity, student = self._encoder(teacher.encoder())
+                inputs, path = _same("sentences") | student, f"teachers[{number}]"
+                self._add(embed, identity, inputs, teacher.name, path)
+            if by_ranks:
+                self._add(corpus, _ranks(recipe), _same("sentences", embed), teacher.name)
+            if by_ranks and teaches:
+                self._add(own, {}, _same(embed, corpus), teacher.name)
+            if teaches:
+                factors.append(own if by_ranks else embed)
+
+        identity, student = self._encoder(recipe.student)  # head and dropout included
+        keys = ("model", "template", "second_template", "pooling", "max_length", "final_period")
+        tokenizer = {f"encoder.{key}": identity[f"encoder.{key}"] for key in keys}
+        inputs = _same("sentences") | student
+        self._add("tokens", tokenizer, inputs, encoder_path="student")
+        tokens = ["tokens"]
+        if recipe.train.objectives.soft_negative:
+            tokens.append("tokens:negated")
+            negation = {"negation": parser_versions()}
+            self._add(tokens[-1], tokenizer | negation, inputs, encoder_path="student")
+        inputs = _same(*tokens, *factors) | student
+        self._add("train", identity | _train(recipe), inputs, encoder_path="student")
+        if ranks and ranks.inference_weight is not None:
+            self._add("corpus:after", _ranks(recipe), _same("sentences", "train"))
+        self._add_evaluations()
+        results = [name for name in self._nodes if name.startswith("evaluate:")]
+        after = ["corpus:after"] if "corpus:after" in self._nodes else []
+        settings = {"ranks.inference_weight": ranks.inference_weight} if ranks and after else {}
+        self._add("export", settings, _same("sentences", "train", *after, *results))
+        if recipe.evaluate.speed and recipe.teachers:
+            students: dict[str, str] = {}
+            for teacher in recipe.teachers:
+                students |= self._encoder(teacher.encoder())[1]
+            self._add("speed", {}, _same("sentences", "train", "export") | students)
+        return self._nodes
+
+    def _add_evaluations(self) -> None:
+        """Before, every teacher, after; and what ranks add to rank teachers and to the student."""
+        recipe, suite = self._recipe, _suite(self._recipe.evaluate)
+        held_out = _same("sentences") if recipe.evaluate.retrieval else {}
+        encoders = [("before", "student", recipe.student.encoder())] + [
+            (teacher.name, f"teachers[{number}]", teacher.encoder())
+            for number, teacher in enumerate(recipe.teachers)
+        ]
+        for name, path, settings in encoders:
+            identity, student = self._encoder(settings)
+            identity = {key: v for key, v in identity.items() if key != "encoder.max_length"}
+            title = recipe.name if name == "before" else name
+            inputs = held_out | student
+            self._add(f"evaluate:{name}", identity | suite, inputs, title, path)
+            if f"corpus:{name}" in self._nodes:  # Eq. 2: ranks alone
+                weight = {"ranks.inference_weight": 1.0}
+                inputs = _same(f"corpus:{name}") | inputs
+                self._add(f"evaluate:{name}+ranks", identity | suite | weight, inputs, title, path)
+        self._add("evaluate:after", suite, _same("train") | held_out)
+        if "corpus:after" in self._nodes:
+            assert recipe.ranks is not None
+            weight = {"ranks.inference_weight": recipe.ranks.inference_weight or 0.0}
+            inputs = _same("corpus:after", "train") | held_out
+            self._add("evaluate:after+ranks", suite | weight, inputs)
+
+    def _encoder(self, settings: EncoderSettings) -> tuple[dict[str, Any], dict[str, str]]:
+        """Identity of an encoder, and the training that makes it, if a recipe does."""
+        identity = settings.identity()
+        identity.pop("revision")  # part of the model's description where it matters
+        inputs = {}
+        if settings.recipe_file is None:
+            identity["model"] = describe_model(settings)
+        else:
+            name = self._student_of(settings.recipe_file)
+            identity["model"] = {"recipe": self._nodes[name].fingerprint}
+            inputs[settings.model] = name
+        return {f"encoder.{key}": value for key, value in identity.items()}, inputs
+
+    def _student_of(self, file: str) -> str:
+        """Adds what another recipe needs to train its student; returns that training's node."""
+        if file in self._students:
+            return self._students[file]
+        if file in self._above:
+            raise UserError(f"recipe {file}: builds on its own student; use another model")
+        recipe = student_recipe(file, self._recipe.storage)
+        known = {node.fingerprint: name for name, node in self._nodes.items()}
+        names: dict[str, str] = {}
+        nodes = build_graph(recipe, (*self._above, file))
+        needed = _needed(nodes, "train")
+        for name, node in nodes.items():
+            if name not in needed:
+                continue
+            names[name] = known.get(node.fingerprint, f"{recipe.name}/{name}")
+            if names[name] not in self._nodes:
+                inputs = {own: names[there] for own, there in node.inputs.items()}
+                self._nodes[names[name]] = replace(node, name=names[name], inputs=inputs)
+            elif self._nodes[names[name]].fingerprint != node.fingerprint:
+                raise UserError(
+                    f"recipe {file}: two recipes with different settings are called "
+                    f"'{recipe.name}'; rename one of them"
+                )
+        self._students[file] = names["train"]
+        return names["train"]
 
 
-def encoder_identity(settings: EncoderSettings, evaluated: bool = False) -> dict[str, Any]:
-    """Identity of an encoder. Evaluation reads test sentences at its own maximum length."""
-    identity = settings.identity() | {"model": describe_model(settings)}
-    identity.pop("revision")  # part of the model's description where it matters
-    if evaluated:
-        identity.pop("max_length")
-    return {f"encoder.{key}": value for key, value in identity.items()}
+def student_recipe(file: str, storage: str) -> Recipe:
+    """The recipe whose student another one uses; its artifacts go to that one's storage."""
+    return load_recipe(file, [f"storage={storage}"])
+
+
+def _same(*names: str) -> dict[str, str]:
+    return {name: name for name in names}
+
+
+def _needed(nodes: dict[str, Node], target: str) -> set[str]:
+    """`target` and all it depends on."""
+    found = {target}
+    for name in reversed(nodes):
+        if name in found:
+            found.update(nodes[name].inputs.values())
+    return found
+
+
+def _ranks(recipe: Recipe) -> dict[str, Any]:
+    assert recipe.ranks is not None
+    identity = recipe.ranks.identity()
+    identity.pop("inference_weight")
+    return {f"ranks.{key}": value for key, value in identity.items()}
 
 
 def _sentences(recipe: Recipe) -> dict[str, Any]:
@@ -116,8 +250,11 @@ def _sentences(recipe: Recipe) -> dict[str, Any]:
 
 
 def _train(recipe: Recipe) -> dict[str, Any]:
-    found = encoder_identity(recipe.student)  # head and dropout included
-    found |= {f"train.{key}": value for key, value in recipe.train.identity().items()}
+    found = {f"train.{key}": value for key, value in recipe.train.identity().items()}
+    if detector := recipe.train.objectives.replaced_token:
+        found["train.objectives"]["replaced_token"]["generator"] = describe_model(
+            detector.generator
+        )
     if recipe.train.dev is not None:
         found["train.dev"] = recipe.train.dev.identity() | {
             "sts": _sts(recipe.train.dev.sts, "train.dev.sts")
@@ -131,6 +268,9 @@ def _train(recipe: Recipe) -> dict[str, Any]:
 def _suite(settings: EvaluateSettings) -> dict[str, Any]:
     sets = [_sts(one, f"evaluate.sts[{number}]") for number, one in enumerate(settings.sts)]
     whole = settings.identity() | {"sts": sets}
+    if settings.geometry is not None:
+        where = _sts(settings.geometry, "evaluate.geometry")
+        whole["geometry"] = settings.geometry.identity() | where
     whole.pop("speed")
     return {f"evaluate.{key}": value for key, value in whole.items()}
 

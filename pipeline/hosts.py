@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,14 +21,9 @@ os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # read when Ray is impo
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from pipeline.work import (
-    MAKERS,
-    Job,
-    ShardWorker,
-    clock,
-    make_training,
-    missing_shards,
-)
+from pipeline.graph import ROW_WISE
+from pipeline.job import Job, Say, clock
+from pipeline.work import MAKERS, ShardWorker, make_training, missing_shards
 from stages.errors import UserError
 from stages.train.settings import batch_too_large
 
@@ -97,11 +93,11 @@ class Board:
     """Collects what workers say until the driver takes it."""
 
     def __init__(self) -> None:
-        self._news: list[tuple[str, str]] = []
+        self._news: list[tuple[str, str, bool]] = []
         self._errors: dict[str, str] = {}
 
-    def post(self, node: str, text: str) -> None:
-        self._news.append((node, text))
+    def post(self, node: str, text: str, important: bool) -> None:
+        self._news.append((node, text, important))
 
     def post_error(self, node: str, text: str) -> None:
         self._errors[node] = text
@@ -109,7 +105,7 @@ class Board:
     def error(self, node: str) -> str | None:
         return self._errors.get(node)
 
-    def take(self) -> list[tuple[str, str]]:
+    def take(self) -> list[tuple[str, str, bool]]:
         news, self._news = self._news, []
         return news
 
@@ -122,13 +118,22 @@ def start_board() -> Any:
     return Board.options(**options).remote()  # type: ignore[attr-defined]
 
 
-def make_node(job: Job, board: Any, say: Callable[[str], None]) -> None:
+def poster(job: Job, board: Any) -> Say:
+    """What a worker says goes to the board."""
+
+    def say(text: str, important: bool = False) -> None:
+        board.post.remote(job.node.name, text, important)
+
+    return say
+
+
+def make_node(job: Job, board: Any, say: Say) -> None:
     """Makes one node on Ray and returns when it is published.
 
     Raises:
         UserError: as the stage raised it, without Ray's wrapping.
     """
-    if job.node.kind in ("embed", "tokens"):
+    if job.node.kind in ROW_WISE:
         _make_rows(job, say)
     elif job.node.kind == "train":
         _check_batch(job)
@@ -137,7 +142,7 @@ def make_node(job: Job, board: Any, say: Callable[[str], None]) -> None:
         else:
             _train_deepspeed(job, board)
     else:
-        computes = job.node.kind in ("evaluate", "speed")
+        computes = job.node.kind in ("evaluate", "speed") or job.node.name == "corpus:after"
         options = {
             "num_cpus": 1,
             "num_gpus": 1 if computes and ray.cluster_resources().get("GPU") else 0,
@@ -170,7 +175,7 @@ def _task(function: Callable[..., None], options: dict[str, Any], job: Job, boar
 
 def _make(job: Job, board: Any) -> None:
     use_assigned_cores()
-    MAKERS[job.node.kind](job, lambda text: board.post.remote(job.node.name, text))
+    MAKERS[job.node.kind](job, poster(job, board))
 
 
 def use_assigned_cores() -> None:
@@ -203,7 +208,7 @@ class ShardActor:
             return {"rows": 0, "error": str(error)}
 
 
-def _make_rows(job: Job, say: Callable[[str], None]) -> None:
+def _make_rows(job: Job, say: Say) -> None:
     from ray.data import ActorPoolStrategy, DataContext
 
     todo, total = missing_shards(job)
@@ -215,6 +220,8 @@ def _make_rows(job: Job, say: Callable[[str], None]) -> None:
         shards = ray.data.from_items(
             [{"shard": number} for number in todo], override_num_blocks=len(todo)
         )
+        # no other way to say this exists in Ray 2.60; pyproject.toml stays below 2.64
+        warnings.filterwarnings("ignore", message="`ray_remote_args_fn` is deprecated")
         retries = job.recipe.train.max_failures
         results = shards.map(
             ShardActor,  # type: ignore[arg-type]
@@ -249,7 +256,7 @@ def _train_plain_here(job: Job, board: Any) -> None:
     from stages.train.engine import PlainEngine
 
     use_assigned_cores()
-    make_training(job, PlainEngine, lambda text: board.post.remote(job.node.name, text))
+    make_training(job, PlainEngine, poster(job, board))
 
 
 def worker_resources(job: Job) -> tuple[int, int]:
@@ -337,7 +344,7 @@ def _train_deepspeed_here(config: dict[str, Any]) -> None:
 
     deepspeed.init_distributed(dist_backend="nccl" if gpus else "gloo", auto_mpi_discovery=False)
     try:
-        make_training(job, DeepSpeedEngine, lambda text: board.post.remote(job.node.name, text))
+        make_training(job, DeepSpeedEngine, poster(job, board))
     except UserError as error:
         ray.get(board.post_error.remote(job.node.name, str(error)))
         raise  # so that Ray Train ends the other workers, which may wait for this one

@@ -50,8 +50,8 @@ def make_plan(recipe: Recipe) -> list[Step]:
 def _why(
     store: ArtifactStore, node: Node, folder: str, steps: dict[str, Step], before: dict[str, Any]
 ) -> str:
-    source = steps.get("sentences")
-    if node.kind in ROW_WISE and source is not None and source.manifest is not None:
+    source = steps[next(iter(node.inputs.values()))] if node.kind in ROW_WISE else None
+    if source is not None and source.manifest is not None:
         total = len(source.manifest.shards)
         missing = total - len(store.finished_shards(folder))
         if missing < total:
@@ -62,7 +62,7 @@ def _why(
     changes = _changes(node, before.get(node.name))
     if changes:
         return "stale because " + "; ".join(changes)
-    stale = [name for name in node.inputs if not steps[name].done]
+    stale = [name for name in node.inputs.values() if not steps[name].done]
     if stale and node.name in before:
         return f"stale because {', '.join(stale)} will be made again"
     return "to do"
@@ -114,7 +114,7 @@ def plan_text(recipe: Recipe, steps: list[Step]) -> str:
         mark = "=" if step.done else "+"
         lines.append(f" {mark} {step.node.name:<{width}}  {step.folder:<{place}}  {step.reason}")
         if not step.done and step.node.inputs:
-            lines.append(f"   {'':<{width}}  reads {', '.join(step.node.inputs)}")
+            lines.append(f"   {'':<{width}}  reads {', '.join(step.node.inputs.values())}")
     lines += [f"warning: {warning}" for warning in recipe.warnings()]
     to_do = sum(not step.done for step in steps)
     lines.append(f"{to_do} of {len(steps)} to do" if to_do else "nothing to do")

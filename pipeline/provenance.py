@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from stages.encoder.settings import PACKAGE_PREFIX, EncoderSettings, model_folder
+from stages.encoder.settings import PACKAGE_PREFIX, ModelSettings, model_folder
 from stages.errors import UserError
 from stages.files import Root
 
@@ -39,7 +39,7 @@ def describe_path(path: str, setting: str) -> dict[str, Any]:
     return {"sha256": digest(place), "kind": "".join(kind)}
 
 
-def describe_model(settings: EncoderSettings) -> dict[str, Any]:
+def describe_model(settings: ModelSettings) -> dict[str, Any]:
     """A package by name and version, a folder by content, a hub model by id and revision."""
     folder = model_folder(settings.model)
     if settings.model.startswith(PACKAGE_PREFIX):

@@ -2,9 +2,13 @@
 
     sentences:  where the text comes from           stages/sentences_settings.py
     teachers:   encoders to learn from              stages/encoder/settings.py
+    ranks:      the corpus of rank vectors          stages/ranks/settings.py
     student:    the encoder to train                stages/train/settings.py
     train:      objectives, schedule, engine        stages/train/settings.py
     evaluate:   what the table at the end shows     stages/evaluate/settings.py
+
+An encoder may be the student of another recipe (`model: recipe:simcse.yaml`, relative to this
+file): what it needs is then made in the same run, and shared with whoever needs the same.
 
 Strings may use ${VARIABLES}. `key.sub=value` overrides one setting; lists are addressed by number
 (`teachers.0.weight=2`).
@@ -14,14 +18,15 @@ import difflib
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
-from stages.encoder.settings import EncoderSettings
+from stages.encoder.settings import RECIPE_PREFIX, EncoderSettings
 from stages.errors import UserError
 from stages.evaluate.settings import EvaluateSettings
+from stages.ranks.settings import RanksSettings
 from stages.sentences_settings import SentencesSettings
 from stages.settings import Settings, execution
 from stages.train.settings import StudentSettings, TrainSettings
@@ -34,6 +39,11 @@ class TeacherSettings(EncoderSettings):
     weight: float = Field(
         1.0, gt=0, description="alpha: share of this teacher's similarities, scaled to sum to 1."
     )
+    similarity: Literal["cosine", "ranks"] = Field(
+        "cosine",
+        description="What it teaches: cosines of its vectors, or Spearman's rho of the ranks it "
+        "gives the corpus under `ranks` (it is then RankEncoder's base encoder).",
+    )
 
 
 class Recipe(Settings):
@@ -41,6 +51,7 @@ class Recipe(Settings):
     storage: str = execution("runs", description="Storage root: a path, s3://..., gs://...")
     sentences: SentencesSettings
     teachers: list[TeacherSettings] = []
+    ranks: RanksSettings | None = None
     student: StudentSettings
     train: TrainSettings
     evaluate: EvaluateSettings = EvaluateSettings()
@@ -57,11 +68,12 @@ class Recipe(Settings):
     @model_validator(mode="after")
     def _fits_together(self) -> "Recipe":
         if self.train.objectives.needs_teacher and not self.teachers:
-            raise ValueError("listnet and listmle need a teacher: add one under `teachers`")
-        if self.student.pooling == "mask" or self.student.template is not None:
             raise ValueError(
-                "a student with a template or mask pooling cannot be exported as a "
-                "sentence-transformers folder yet; use pooling cls or mean (teachers may have one)"
+                "listnet, listmle and rank_regression need a teacher: add one under `teachers`"
+            )
+        if self.ranks is None and any(t.similarity == "ranks" for t in self.teachers):
+            raise ValueError(
+                "a teacher with similarity: ranks needs a corpus: add `ranks: {corpus_size: 10000}`"
             )
         if self.evaluate.retrieval and not self.sentences.holdout_pairs:
             raise ValueError(
@@ -81,6 +93,13 @@ class Recipe(Settings):
             )
         if self.evaluate.speed and not self.teachers:
             found.append("evaluate.speed compares with teachers, and there are none")
+        ranks = self.ranks
+        if (
+            ranks
+            and ranks.inference_weight is None
+            and not any(teacher.similarity == "ranks" for teacher in self.teachers)
+        ):
+            found.append("ranks is not used: no teacher has it, and inference_weight is null")
         return found
 
 
@@ -113,7 +132,7 @@ def load_recipe(path: str, overrides: list[str] | None = None) -> Recipe:
         key = override.partition("=")[0]
         lines[tuple(key.split("."))] = f"--set {key}"
     try:
-        return Recipe.model_validate(_absolute(_expand(raw, ())))
+        return Recipe.model_validate(_absolute(_expand(raw, ()), file.absolute().parent))
     except ValidationError as error:
         messages = [_message(one, lines) for one in error.errors()]
         raise UserError(f"recipe {path}: " + "\n".join(messages)) from None
@@ -212,22 +231,28 @@ def _expand(value: Any, where: tuple[str, ...]) -> Any:
     return value
 
 
-def _absolute(value: Any) -> Any:
-    """Local paths made absolute: Ray's workers do not run in the folder of the command line."""
+def _absolute(value: Any, here: Path) -> Any:
+    """Local paths made absolute: Ray's workers do not run in the folder of the command line.
+
+    Other recipes are looked up from `here`, the folder of this one.
+    """
     if isinstance(value, list):
-        return [_absolute(item) for item in value]
+        return [_absolute(item, here) for item in value]
     if not isinstance(value, dict):
         return value
     found = {}
     for key, item in value.items():
-        if isinstance(item, str) and item and "://" not in item:
+        if key == "model" and isinstance(item, str) and item.startswith(RECIPE_PREFIX):
+            other = Path(item.removeprefix(RECIPE_PREFIX)).expanduser()
+            found[key] = RECIPE_PREFIX + os.path.normpath(here / other)
+        elif isinstance(item, str) and item and "://" not in item:
             place = Path(item).expanduser()
             local = key in ("path", "storage") or (
                 key in ("model", "dataset") and (item[0] in ".~" or place.is_dir())
             )
             found[key] = str(place.absolute()) if local else item
         else:
-            found[key] = _absolute(item)
+            found[key] = _absolute(item, here)
     return found
 
 

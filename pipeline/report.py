@@ -2,18 +2,21 @@
 
 import html
 import io
+import itertools
 import json
 from typing import Any
 
 from pipeline.artifacts import ArtifactStore
 from pipeline.recipe import Recipe, dump_recipe
-from pipeline.table import results_table
+from pipeline.table import results_table, rows_in_order, title_of
 
 STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;"
     "color:#222}pre{background:#f5f5f5;padding:1rem;overflow-x:auto;font-size:13px}"
     "svg{max-width:100%;height:auto}h1,h2{line-height:1.2}"
 )
+
+COLOURS = {"before": "#bbbbbb", "after": "#1f77b4", "after+ranks": "#0b3d66"}
 
 
 def write_report(
@@ -46,9 +49,8 @@ Dropped: {", ".join(f"{count:,} {reason}" for reason, count in dropped.items()) 
 
 
 def _bars(evaluations: dict[str, Any]) -> str:
-    """Every figure as a group of bars: student before, student after, teachers."""
-    order = ["before", "after", *(n for n in evaluations if n not in ("before", "after"))]
-    order = [name for name in order if name in evaluations]
+    """Every figure as a group of bars, encoders in the table's order."""
+    order = rows_in_order(evaluations)
     groups: dict[str, list[float]] = {}
     for name in order:
         result = evaluations[name]
@@ -61,14 +63,13 @@ def _bars(evaluations: dict[str, Any]) -> str:
     if not groups:
         return "<p>The recipe evaluates nothing.</p>"
     figure, axes = _figure(9, 3.4)
-    colours = ["#bbbbbb", "#1f77b4", "#ff9d3c", "#d9c27a", "#a58bc0"]
+    others = itertools.cycle(["#ff9d3c", "#d9c27a", "#a58bc0"])
     width = 0.8 / len(order)
     for number, name in enumerate(order):
         places = [group + (number - (len(order) - 1) / 2) * width for group in range(len(groups))]
         heights = [values[number] for values in groups.values()]
-        label = {"before": "student before", "after": "student after"}.get(name, name)
-        bars = axes.bar(places, heights, width * 0.94, label=label,
-                        color=colours[number % len(colours)])  # fmt: skip
+        colour = COLOURS.get(name) or next(others)
+        bars = axes.bar(places, heights, width * 0.94, label=title_of(name), color=colour)
         axes.bar_label(bars, fmt="%.1f", fontsize=8, padding=1)
     axes.set_xticks(range(len(groups)), list(groups))
     axes.set_ylim(0, 108)

@@ -5,14 +5,16 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from pipeline.artifacts import ArtifactStore
 from pipeline.graph import Node
 from pipeline.history import start_record
+from pipeline.job import Job, clock
+from pipeline.outcome import evaluations
 from pipeline.plan import Step, make_plan
 from pipeline.recipe import Recipe
-from pipeline.work import Job, clock, evaluations
 from stages.errors import UserError
 
 # Lines about the same node come at most this often, so that a log file stays readable.
@@ -37,7 +39,7 @@ def choose(
     if start is not None:
         again |= set(_named(start, by_name))
         for step in steps:
-            if again.intersection(step.node.inputs):
+            if again.intersection(step.node.inputs.values()):
                 again.add(step.node.name)
     wanted = [step for step in steps if not step.done or step.node.name in again]
     if only is not None:
@@ -45,7 +47,7 @@ def choose(
         wanted = [step for step in wanted if step.node.name in names]
         again &= set(names)
         for step in wanted:
-            missing = [name for name in step.node.inputs if not by_name[name].done]
+            missing = [name for name in step.node.inputs.values() if not by_name[name].done]
             if missing:
                 raise UserError(
                     f"--only {only}: it reads {', '.join(missing)}, which must be made first"
@@ -100,14 +102,15 @@ def run(
         teller = _Teller(out)
 
         def make(node: Node) -> None:
-            job = Job(recipe, node, folders, time.time())
-            teller.say(node.name, "started", at_once=True)
+            inputs = {own: folders[name] for own, name in node.inputs.items()}
+            job = Job(node, folders[node.name], inputs, time.time())
+            teller.say(node.name, "started", important=True)
             if node.name in again:  # not before: whatever goes wrong earlier must lose nothing
                 store.forget(job.folder)
                 store.root.delete(job.work_folder)
-            make_node(job, board, lambda text: teller.say(node.name, text))
+            make_node(job, board, partial(teller.say, node.name))
             seconds = clock(time.time() - job.started)
-            teller.say(node.name, f"done in {seconds} -> {job.folder}", at_once=True)
+            teller.say(node.name, f"done in {seconds} -> {job.folder}", important=True)
 
         _run_ready([step.node for step in wanted], make, lambda: _relay(board, teller))
     finish_record(recipe, store, folders, record)
@@ -135,7 +138,7 @@ def _run_ready(nodes: list[Node], make: Callable[[Node], None], tick: Callable[[
     while waiting or running:
         busy = set(waiting) | running
         for name, node in list(waiting.items()):
-            if not busy.intersection(node.inputs):
+            if not busy.intersection(node.inputs.values()):
                 running.add(name)
                 threading.Thread(target=attempt, args=(waiting.pop(name),), daemon=True).start()
         try:
@@ -152,8 +155,8 @@ def _run_ready(nodes: list[Node], make: Callable[[Node], None], tick: Callable[[
 def _relay(board: Any, teller: "_Teller") -> None:
     import ray
 
-    for node, text in ray.get(board.take.remote()):
-        teller.say(node, text)
+    for node, text, important in ray.get(board.take.remote()):
+        teller.say(node, text, important)
 
 
 class _Teller:
@@ -164,11 +167,11 @@ class _Teller:
         self._last: dict[str, float] = {}
         self._lock = threading.Lock()
 
-    def say(self, node: str, text: str, at_once: bool = False) -> None:
+    def say(self, node: str, text: str, important: bool = False) -> None:
         with self._lock:
             now = time.monotonic()
             recent = now - self._last.get(node, 0.0) < SECONDS_BETWEEN_LINES
-            if at_once or not recent or "dev Spearman" in text:
+            if important or not recent:
                 self._out(f"{time.strftime('%H:%M:%S')}  {node:<16}  {text}")
                 self._last[node] = now
 

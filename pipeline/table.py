@@ -3,16 +3,30 @@
 from typing import Any
 
 
+def rows_in_order(evaluations: dict[str, Any]) -> list[str]:
+    """Before, teachers, after; each followed by itself with ranks. After --only some may miss."""
+    base = [name for name in evaluations if not name.endswith("+ranks")]
+    base.sort(key=lambda name: (name == "after", name != "before"))
+    names = [name for one in base for name in (one, f"{one}+ranks")]
+    return [name for name in names if name in evaluations]
+
+
+def title_of(name: str) -> str:
+    """Row title of an encoder."""
+    who, _, ranks = name.partition("+")
+    title = {"before": "student before", "after": "student after"}.get(who, who)
+    return f"{title} + ranks" if ranks else title
+
+
 def results_table(evaluations: dict[str, Any], speed: dict[str, Any] | None) -> str:
     """Figures x 100 by row of encoder; 95% intervals below the student's.
 
     Args:
-        evaluations: results by `before`, `after` and teacher name.
+        evaluations: results by `before`, `after` and teacher name, `+ranks` behind it for
+            similarities of ranks.
         speed: the speed comparison, when there is one.
     """
-    names = ["before", *(n for n in evaluations if n not in ("before", "after")), "after"]
-    names = [name for name in names if name in evaluations]  # after --only, some may be missing
-    titles = {"before": "student before", "after": "student after"}
+    names = rows_in_order(evaluations)
     first = evaluations["after"]
     columns = ["", "layers", "MB"]
     columns += [*first["sts"]]
@@ -20,12 +34,14 @@ def results_table(evaluations: dict[str, Any], speed: dict[str, Any] | None) -> 
         columns.append("mean")
     if "retrieval" in first:
         columns += ["MRR@10", "R@1", "R@10"]
+    if "geometry" in first:
+        columns += ["alignment", "uniformity"]
     if speed:
         columns.append("sentences/s")
     rows = [columns]
     for name in names:
         result = evaluations[name]
-        row = [titles.get(name, name), str(result["size"]["layers"])]
+        row = [title_of(name), str(result["size"]["layers"])]
         row.append(f"{result['size']['megabytes_float32']:.0f}")
         scores = [entry["spearman"] for entry in result["sts"].values()]
         row += [f"{score:.2f}" for score in scores]
@@ -34,6 +50,8 @@ def results_table(evaluations: dict[str, Any], speed: dict[str, Any] | None) -> 
         if "retrieval" in result:
             found = result["retrieval"]
             row += [f"{found[key]:.1f}" for key in ("mrr_at_10", "recall_at_1", "recall_at_10")]
+        if "geometry" in result:
+            row += [f"{result['geometry'][key]:.3f}" for key in ("alignment", "uniformity")]
         if speed:
             rate = speed["sentences_per_second"].get("student" if name == "after" else name)
             row.append(f"{rate:,.0f}" if rate else "")
@@ -59,6 +77,8 @@ def results_table(evaluations: dict[str, Any], speed: dict[str, Any] | None) -> 
             f"Retrieval x 100: a held-out function's description from its summary line, "
             f"among {first['retrieval']['num_pairs']:,}."
         )
+    if "geometry" in first:
+        notes.append("Alignment of pairs that mean the same, uniformity of all: lower is better.")
     if speed:
         for name, ratio in speed["times_faster"].items():
             notes.append(

@@ -1,13 +1,12 @@
 """Teacher factors: every sentence through an encoder, once. Row-wise: shard in, shard out."""
 
-import io
 from collections.abc import Sequence
 
 import numpy as np
 
 from stages.encoder.settings import EncoderSettings
 from stages.errors import UserError
-from stages.evaluate.sts import unit_rows
+from stages.rows import npy_bytes, unit_rows
 
 
 class Embedder:
@@ -34,10 +33,3 @@ class Embedder:
                 f"the first being {texts[bad[0]]!r}; try precision: float32"
             )
         return {"factors.npy": npy_bytes(unit_rows(vectors).astype(np.float16))}
-
-
-def npy_bytes(array: np.ndarray) -> bytes:
-    """The array as an `.npy` file, ready to be memory-mapped."""
-    buffer = io.BytesIO()
-    np.save(buffer, array, allow_pickle=False)
-    return buffer.getvalue()

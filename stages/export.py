@@ -2,6 +2,10 @@
 
 The module types are written under their older names, which sentence-transformers 3 to 6 load;
 writing four small files keeps its 12-second import out of the stage.
+
+A prompt template becomes part of the exported tokenizer, which then adds it as it adds special
+tokens, so that truncation shortens the sentence only. Mask pooling becomes word weights: 1 for the
+mask token, 0 for all others, and the mean of that.
 """
 
 import json
@@ -9,38 +13,54 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from stages.encoder.settings import EncoderSettings
+import numpy as np
+from safetensors.numpy import save_file
+
+from stages.encoder.tokenizer import FINAL_PERIOD, SentenceTokenizer
 
 
 def export_student(
-    model: Path, settings: EncoderSettings, dimension: int, max_length: int, card: str, target: Path
+    model: Path, tokenizer: SentenceTokenizer, max_length: int, card: str, target: Path
 ) -> None:
     """Writes `target`, loadable with SentenceTransformer(target).
 
     Args:
         model: folder with backbone and tokenizer, as training wrote it.
-        settings: resolved pooling (cls or mean).
+        tokenizer: the student's, with its template.
         max_length: tokens read of a sentence when used, as in the evaluation.
         card: the model card, Markdown.
     """
     shutil.copytree(model, target)
-    (target / "1_Pooling").mkdir()
+    config = json.loads((model / "config.json").read_text())
+    settings = tokenizer.settings
+    modules = ["Transformer", "Pooling", "Normalize"]
+    if settings.pooling == "mask":
+        modules.insert(1, "WordWeights")
+        _write_mask_weights(tokenizer, _module_folder(target, modules, "WordWeights"))
+    pooling = _module_folder(target, modules, "Pooling")
     _write(
-        target / "1_Pooling" / "config.json",
+        pooling / "config.json",
         {
-            "word_embedding_dimension": dimension,
+            "word_embedding_dimension": config["hidden_size"],
             "pooling_mode_cls_token": settings.pooling == "cls",
-            "pooling_mode_mean_tokens": settings.pooling == "mean",
+            "pooling_mode_mean_tokens": settings.pooling != "cls",
             "pooling_mode_max_tokens": False,
             "pooling_mode_mean_sqrt_len_tokens": False,
         },
     )
-    modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
+    if settings.template is not None or settings.final_period != "keep":
+        _write_template_tokenizer(tokenizer, target)
+        _write(target / "sentray.json", {"pooling": settings.pooling})
     _write(
         target / "modules.json",
         [
-            {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
-            for i, (path, kind) in enumerate(modules)
+            {
+                "idx": i,
+                "name": str(i),
+                "path": f"{i}_{kind}" if i else "",
+                "type": f"sentence_transformers.models.{kind}",
+            }
+            for i, kind in enumerate(modules)
         ],
     )
     _write(
@@ -53,12 +73,73 @@ def export_student(
     (target / "README.md").write_text(card, encoding="utf-8")
 
 
+def _module_folder(target: Path, modules: list[str], kind: str) -> Path:
+    folder = target / f"{modules.index(kind)}_{kind}"
+    folder.mkdir()
+    return folder
+
+
+def _write_mask_weights(tokenizer: SentenceTokenizer, folder: Path) -> None:
+    vocabulary = tokenizer.pretrained.get_vocab()
+    words = sorted(vocabulary, key=lambda word: int(vocabulary[word]))
+    mask = tokenizer.pretrained.mask_token
+    _write(
+        folder / "wordweights_config.json",
+        {"vocab": words, "word_weights": {mask: 1.0}, "unknown_word_weight": 0.0},
+    )
+    weights = np.array([[float(word == mask)] for word in words], dtype=np.float32)
+    save_file({"emb_layer.weight": weights}, folder / "model.safetensors")
+
+
+def _write_template_tokenizer(tokenizer: SentenceTokenizer, target: Path) -> None:
+    """The tokenizer with template and final period of its own, in place of the student's."""
+    from tokenizers import Regex, Tokenizer, normalizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    old = tokenizer.pretrained
+    rust = Tokenizer.from_str(old.backend_tokenizer.to_str())
+    rust.no_padding()
+    rust.no_truncation()
+    parts = {"<before>": tokenizer.prefix, "<after>": tokenizer.suffix}
+    rust.post_processor = processors.TemplateProcessing(
+        single="<before> $A <after>",
+        special_tokens=[
+            {"id": name, "ids": ids, "tokens": old.convert_ids_to_tokens(ids)}
+            for name, ids in parts.items()
+        ],
+    )
+    if tokenizer.settings.final_period != "keep":
+        missing, added = FINAL_PERIOD[tokenizer.settings.final_period]
+        closing = normalizers.Replace(Regex(missing), added)
+        steps = [closing] if rust.normalizer is None else [closing, rust.normalizer]
+        rust.normalizer = normalizers.Sequence(steps)
+    named = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
+    special = {f"{name}_token": getattr(old, f"{name}_token", None) for name in named}
+    # not the model's own class: some of them rebuild the post-processor when loaded
+    PreTrainedTokenizerFast(
+        tokenizer_object=rust, **{name: token for name, token in special.items() if token}
+    ).save_pretrained(target)
+
+
 def _write(file: Path, content: Any) -> None:
     file.write_text(json.dumps(content, indent=2) + "\n")
 
 
-def model_card(name: str, recipe_yaml: str, data: dict[str, Any], table: str) -> str:
+RANKS_CARD = """
+With the rank vectors that lie beside it (RankEncoder, Eq. 7), Sentray installed:
+
+```python
+from stages.ranks.similarity import load_student
+print(load_student("path/to/this/folder").similarity(["one sentence"], ["another sentence"]))
+```
+"""
+
+
+def model_card(
+    name: str, recipe_yaml: str, data: dict[str, Any], table: str, has_ranks: bool
+) -> str:
     """Markdown: what the student is, what it learned from, its figures, its whole recipe."""
+    ranks = RANKS_CARD if has_ranks else ""
     rejected = ", ".join(f"{count:,} {reason}" for reason, count in data["rejected"].items())
     return f"""---
 library_name: sentence-transformers
@@ -74,7 +155,7 @@ from sentence_transformers import SentenceTransformer
 model = SentenceTransformer("path/to/this/folder")
 print(model.similarity(model.encode(["one sentence"]), model.encode(["another sentence"])))
 ```
-
+{ranks}
 ## Figures
 
 ```

@@ -4,14 +4,35 @@ Row i lies in shard i // rows_per_shard. Nothing is read until a row is asked fo
 bounded by what the page cache chooses to keep.
 """
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from stages.ranks.positions import rank_factor
+
+
+def npy_bytes(array: np.ndarray) -> bytes:
+    """The array as an `.npy` file, ready to be memory-mapped."""
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    return buffer.getvalue()
+
+
+def unit_rows(vectors: np.ndarray) -> np.ndarray:
+    """Rows scaled to length 1 in float32; a zero row stays zero."""
+    vectors = vectors.astype(np.float32)
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.asarray(vectors / np.maximum(norms, 1e-8))
+
 
 class FactorRows:
-    """A teacher's factor matrix F (N, D): unit rows, fp16 on disk, float32 when read."""
+    """A teacher's factor matrix F (N, D): what it scores a batch with is F F^T of its rows.
+
+    On disk fp16 (an encoder's unit vectors, compressed rank vectors), or integer rank positions,
+    which become exact rank factors when read.
+    """
 
     def __init__(self, shards: Sequence[Path], rows_per_shard: int) -> None:
         self._shards = [np.load(path, mmap_mode="r", allow_pickle=False) for path in shards]
@@ -20,14 +41,14 @@ class FactorRows:
         self.dimension = self._shards[0].shape[1]
 
     def take(self, rows: np.ndarray) -> np.ndarray:
-        """Rows (B, D) float32, rescaled to length 1 so that fp16 rounding leaves the diagonal."""
-        out = np.empty((len(rows), self.dimension), dtype=np.float32)
+        """Rows (B, D) float32."""
+        stored = self._shards[0].dtype
+        out = np.empty((len(rows), self.dimension), dtype=stored)
         shard_of = rows // self._rows_per_shard
         for shard in np.unique(shard_of):
             chosen = shard_of == shard
             out[chosen] = self._shards[shard][rows[chosen] - shard * self._rows_per_shard]
-        out /= np.linalg.norm(out, axis=1, keepdims=True)
-        return out
+        return rank_factor(out) if stored.kind == "u" else out.astype(np.float32)
 
 
 class TokenRows:

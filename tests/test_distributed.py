@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from stages.train.engine import gather_rows
-from stages.train.objectives import cosines, total_loss, unit
+from stages.train.objectives import Scores, cosines, total_loss, unit
 from stages.train.settings import Objectives
 
 OBJECTIVES = Objectives.model_validate(
@@ -26,7 +26,7 @@ def worker(rank, rendezvous, results):
     u, v, T = inputs()
     own = slice(4 * rank, 4 * rank + 4)
     mine = [x[own].clone().requires_grad_() for x in (u, v)]
-    loss, _ = total_loss(cosines(*map(gather_rows, mine)), T, OBJECTIVES)
+    loss, _ = total_loss(Scores(cosines(*map(gather_rows, mine)), T, None), OBJECTIVES, {})
     loss.backward()
     results.put((rank, loss.item(), [x.grad.tolist() for x in mine]))
     dist.destroy_process_group()
@@ -35,7 +35,7 @@ def worker(rank, rendezvous, results):
 def test_two_processes_have_the_loss_and_gradient_of_one(tmp_path):
     u, v, T = inputs()
     u, v = u.requires_grad_(), v.requires_grad_()
-    expected, _ = total_loss(cosines(u, v), T, OBJECTIVES)
+    expected, _ = total_loss(Scores(cosines(u, v), T, None), OBJECTIVES, {})
     expected.backward()
 
     context = multiprocessing.get_context("spawn")

@@ -98,7 +98,7 @@ def test_retrieval_equals_its_slow_twin():
     vectors |= {f"d{i}": base[i] for i in range(50)}
 
     def encode(texts):
-        return np.array([vectors[text] for text in texts])
+        return unit_rows(np.array([vectors[text] for text in texts]))
 
     found = score_retrieval([f"q{i}" for i in range(50)], [f"d{i}" for i in range(50)], encode)
     ranks = []

@@ -8,7 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stages.ranks.corpus import positions_of
+from stages.ranks.positions import rank_factor
 from stages.train.objectives import (
+    Scores,
     consistency,
     cosines,
     info_nce,
@@ -16,6 +19,9 @@ from stages.train.objectives import (
     list_net,
     mix_teachers,
     off_diagonal,
+    rank_regression,
+    row_cosines,
+    soft_negative_margin,
     total_loss,
     unit,
 )
@@ -46,6 +52,82 @@ TOTALS = {
 }
 
 
+def rank_scores(golden, dtype):
+    """Student cosines, and rank similarities of teacher 1 over the corpus."""
+    inputs = golden["inputs"]
+    corpus, sentences = (np.array(inputs[name], dtype="f4") for name in ("corpus", "teacher1"))
+    factor = torch.tensor(rank_factor(positions_of(sentences, corpus)), dtype=dtype)
+    return scores(golden, dtype)[0], factor @ factor.T
+
+
+RANK_LOSSES = {
+    "rank_mse_all_pairs": dict(low=-1.0, high=1.0),
+    "rank_mse_between_-0.2_and_0.2": dict(low=-0.2, high=0.2),
+}
+
+
+@pytest.mark.parametrize("name", RANK_LOSSES)
+def test_rank_regression_equals_golden_values(golden, name):
+    C, R = rank_scores(golden, torch.float64)
+    np.testing.assert_allclose(R, golden["expected"]["rank_similarity_teacher1"], atol=1e-6)
+    R = torch.tensor(golden["expected"]["rank_similarity_teacher1"], dtype=torch.float64)
+    low, high = RANK_LOSSES[name]["low"], RANK_LOSSES[name]["high"] + 1e-12
+    found = float(rank_regression(C, R, low, high))
+    assert found == pytest.approx(golden["expected"][name], abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("rankencoder_hinge_lambda0.05", dict(weight=0.05)),
+        ("rankencoder_hinge_lambda1e6", dict(weight=1e6)),
+        ("rankencoder_sum_lambda0.05", dict(weight=0.05, combine="sum")),
+    ],
+)
+def test_rank_regression_joins_the_contrastive_loss(golden, name, settings):
+    C, _ = scores(golden, torch.float64)
+    R = torch.tensor(golden["expected"]["rank_similarity_teacher1"], dtype=torch.float64)
+    regression = dict(low=-1.0, high=1.0) | settings
+    objectives = Objectives.model_validate({"infonce": {}, "rank_regression": regression})
+    total, _ = total_loss(Scores(C, R.clamp(-1, 1), None), objectives, {})
+    assert float(total) == pytest.approx(golden["expected"][name], rel=1e-9)
+
+
+def test_the_maximum_lets_gradient_through_the_larger_term_only():
+    C = torch.eye(4, dtype=torch.float64) * 0.9
+    T = torch.full((4, 4), 0.6, dtype=torch.float64)
+    for weight, larger in ((1e6, "rank_regression"), (1e-9, "infonce")):
+        regression = {"rank_regression": {"weight": weight}}
+        chosen = Objectives.model_validate({"infonce": {}} | regression)
+        live = C.clone().requires_grad_()
+        total_loss(Scores(live, T, None), chosen, {})[0].backward()
+        alone = C.clone().requires_grad_()
+        if larger == "infonce":
+            info_nce(alone, 0.05).backward()
+        else:
+            (weight * rank_regression(alone, T, 0.5, 0.8)).backward()
+        torch.testing.assert_close(live.grad, alone.grad)
+
+
+def test_rank_regression_without_any_pair_is_zero_and_leaves_the_rest():
+    C = torch.rand(5, 5, dtype=torch.float64, requires_grad=True)
+    value = rank_regression(C, torch.zeros(5, 5, dtype=torch.float64), 0.5, 0.8)
+    value.backward()
+    assert value.item() == 0
+    assert float(C.grad.abs().sum()) == 0
+
+
+def test_soft_negative_margin_equals_its_golden_value_and_vanishes_inside_the_margins(golden):
+    inputs = golden["inputs"]
+    u, v, n = (torch.tensor(inputs[k], dtype=torch.float64) for k in ("u", "v", "hard_negative"))
+    value = float(soft_negative_margin(cosines(u, v), row_cosines(u, n), 0.1, 0.3))
+    assert value == pytest.approx(golden["expected"]["soft_negative_margin_alpha0.1_beta0.3"])
+    C = torch.eye(3, dtype=torch.float64) * 0.9
+    for difference, expected in ((-0.1, 0), (-0.3, 0), (-0.2, 0), (0.0, 0.1), (-0.5, 0.2)):
+        soft = torch.full((3,), 0.9 + difference, dtype=torch.float64)
+        assert float(soft_negative_margin(C, soft, 0.1, 0.3)) == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_equal_golden_values(golden, name):
     expected = golden["expected"][name]
@@ -59,7 +141,7 @@ def test_losses_equal_golden_values(golden, name):
 def test_weighted_totals_equal_golden_values(golden, name):
     objectives = Objectives.model_validate({"infonce": {}, "consistency": {}} | TOTALS[name])
     C, T = scores(golden, torch.float64)
-    total, parts = total_loss(C, T, objectives)
+    total, parts = total_loss(Scores(C, T, None), objectives, {})
     assert float(total) == pytest.approx(golden["expected"][name], abs=1e-9)
     assert set(parts) == {"infonce", "consistency", *TOTALS[name]}
 

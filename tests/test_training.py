@@ -15,10 +15,11 @@ from stages.rows import FactorRows, TokenRows
 from stages.tokens import Tokeniser
 from stages.train.checkpoint import Checkpoints
 from stages.train.engine import PlainEngine
-from stages.train.loop import TrainingData, train
+from stages.train.loop import train
 from stages.train.order import BatchOrder
 from stages.train.settings import StudentSettings, TrainSettings
 from stages.train.student import build_student, step_seed
+from stages.train.views import TrainingData
 from tests.conftest import make_sentences, write_sts
 
 ROWS_PER_SHARD = 40
@@ -30,7 +31,7 @@ def data(tmp_path_factory, teacher_folder, student_folder):
     folder = tmp_path_factory.mktemp("data")
     sentences = make_sentences(150)
     embed = Embedder(EncoderSettings(model=str(teacher_folder), pooling="mean", max_length=32))
-    tokenise = Tokeniser(EncoderSettings(model=str(student_folder), pooling="mean", max_length=16))
+    tokenise = Tokeniser(StudentSettings(model=str(student_folder), pooling="mean", max_length=16))
     factors, tokens = [], []
     for shard in range(0, len(sentences), ROWS_PER_SHARD):
         texts = sentences[shard : shard + ROWS_PER_SHARD]
@@ -60,7 +61,8 @@ def run(data, student_folder, settings, checkpoints=None, on_metrics=lambda row:
     chosen = StudentSettings(
         model=str(student_folder), pooling="mean", max_length=16, device="cpu", **student
     )
-    built = build_student(chosen, settings.seed, settings.precision == "bfloat16")
+    autocast = settings.precision == "bfloat16"
+    built = build_student(chosen, settings.objectives, settings.seed, autocast)
     return train(PlainEngine(built, settings), settings, data, checkpoints, on_metrics)
 
 
@@ -185,7 +187,7 @@ def test_rows_are_found_over_shard_borders(data):
     rows = np.array([149, 0, 40, 39, 0])
     whole = data.factors[0].take(np.arange(150))
     np.testing.assert_array_equal(data.factors[0].take(rows), whole[rows])
-    np.testing.assert_allclose(np.linalg.norm(whole, axis=1), 1, atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(whole, axis=1), 1, atol=5e-4)  # fp16
     ids = data.tokens.take(np.arange(150))
     for got, row in zip(data.tokens.take(rows), rows, strict=True):
         np.testing.assert_array_equal(got, ids[row])

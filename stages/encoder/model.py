@@ -6,7 +6,6 @@ Shapes: B rows, L tokens, D hidden size, N texts.
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,11 @@ from torch import Tensor, nn
 
 from stages.encoder.settings import (
     EncoderSettings,
+    ModelSettings,
     check_config,
     model_folder,
-    pooling_of,
+    position_offset,
+    resolved,
 )
 from stages.encoder.tokenizer import (
     SentenceTokenizer,
@@ -27,6 +28,7 @@ from stages.encoder.tokenizer import (
     token_budget_batches,
 )
 from stages.errors import UserError
+from stages.rows import unit_rows
 
 # Rows tokenised, sorted by length and embedded together: long enough that sorting leaves under
 # 2% padding, short enough that tokenising one window hides behind computing the one before.
@@ -66,9 +68,24 @@ class Encoder(nn.Module):
             ids_BL: token ids, int64.
             mask_BL: int64, 1 where there is a token, 0 where there is padding.
         """
+        return self.pool(self.states(ids_BL, mask_BL), ids_BL, mask_BL)
+
+    def states(self, ids_BL: Tensor, mask_BL: Tensor, positions_BL: Tensor | None = None) -> Tensor:
+        """Token states (B, L, D) of the last layer, float32.
+
+        Args:
+            positions_BL: position ids counted from 0, where they are not 0 to L - 1.
+        """
         # Without padding no mask is needed, and attention takes its fastest kernel.
         mask = None if bool(mask_BL.all()) else mask_BL
-        states_BLD = self.backbone(input_ids=ids_BL, attention_mask=mask).last_hidden_state.float()
+        inputs = {"input_ids": ids_BL, "attention_mask": mask}
+        if positions_BL is not None:
+            inputs["position_ids"] = positions_BL + position_offset(self.backbone.config.to_dict())
+        states_BLD: Tensor = self.backbone(**inputs).last_hidden_state
+        return states_BLD.float()
+
+    def pool(self, states_BLD: Tensor, ids_BL: Tensor, mask_BL: Tensor) -> Tensor:
+        """Sentence vectors (B, D) of token states."""
         if self.settings.pooling == "cls":
             return states_BLD[:, 0]
         if self.settings.pooling == "mean":
@@ -101,6 +118,10 @@ class Encoder(nn.Module):
         self.train(was_training)
         return out
 
+    def encode_unit(self, texts: Sequence[str]) -> np.ndarray:
+        """`encode`, with rows scaled to length 1, so that dot products are cosines."""
+        return unit_rows(self.encode(texts))
+
     def _tokenised_windows(self, texts: Sequence[str]) -> Iterator[tuple[int, list[np.ndarray]]]:
         starts = range(0, len(texts), WINDOW_ROWS)
         with ThreadPoolExecutor(max_workers=1) as pool:
@@ -124,19 +145,9 @@ def load_encoder(settings: EncoderSettings) -> Encoder:
             `check_config`.
     """
     folder = model_folder(settings.model)
-    if settings.pooling == "auto":
-        settings = settings.model_copy(update={"pooling": pooling_of(settings.model, folder)})
+    settings = resolved(settings, folder)
     tokenizer = load_tokenizer(settings)
-    backbone = _load_backbone(settings, folder)
-    unused: dict[str, Tensor] = {}
-    if getattr(backbone, "pooler", None) is not None:
-        # A pretraining head that no pooling here reads. It is written back when the encoder is
-        # saved, so that other libraries do not complain about missing weights.
-        unused = {f"pooler.{k}": v.clone() for k, v in backbone.pooler.state_dict().items()}
-        backbone.pooler = None
-    check_config(settings, backbone.config.to_dict())
-    if settings.layers is not None:
-        keep_layers(backbone, settings.layers)
+    backbone, unused = load_backbone(settings)
     encoder = Encoder(backbone, tokenizer, settings, unused)
     return encoder.to(pick_device(settings.device)).eval()
 
@@ -155,16 +166,35 @@ def pick_device(device: str) -> torch.device:
     return torch.device(device)
 
 
-def _load_backbone(settings: EncoderSettings, folder: Path | None) -> Any:
+def load_backbone(settings: EncoderSettings) -> tuple[Any, dict[str, Tensor]]:
+    """The transformer with the layers that are kept, and the weights that no pooling here reads.
+
+    The latter are a pretraining head's. They are written back when the encoder is saved, so that
+    other libraries do not complain about missing weights.
+    """
     from transformers import AutoModel
 
+    backbone = load_pretrained(AutoModel, settings)
+    unused: dict[str, Tensor] = {}
+    if getattr(backbone, "pooler", None) is not None:
+        unused = {f"pooler.{k}": v.clone() for k, v in backbone.pooler.state_dict().items()}
+        backbone.pooler = None
+    check_config(settings, backbone.config.to_dict())
+    if settings.layers is not None:
+        keep_layers(backbone, settings.layers)
+    return backbone, unused
+
+
+def load_pretrained(kind: Any, settings: ModelSettings, **options: Any) -> Any:
+    """`kind` (a transformers Auto class) from float32 safetensors, with errors for people."""
     with readable_errors(settings.model):
-        return AutoModel.from_pretrained(
-            str(folder or settings.model),
+        return kind.from_pretrained(
+            str(model_folder(settings.model) or settings.model),
             revision=settings.revision,
             trust_remote_code=settings.trust_remote_code,
             use_safetensors=True,
             dtype=torch.float32,
+            **options,
         )
 
 

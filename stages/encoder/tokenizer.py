@@ -4,6 +4,7 @@ Assembling ids (not text) means that truncation shortens the sentence and never 
 and that a sentence's own tokens are the same with and without a template.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,8 +12,15 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError
 
-from stages.encoder.settings import EncoderSettings, model_folder
+from stages.encoder.settings import EncoderSettings, model_folder, resolved
 from stages.errors import UserError
+
+# Where a final period is missing, as a pattern that both Python and tokenizers understand, and
+# what is then added.
+FINAL_PERIOD = {
+    "promptbert": (r"(?<![.?\"'])\z", "."),
+    "sncse": (r"(?<![!-/:-@\[-`{-~])\z", " ."),
+}
 
 
 class SentenceTokenizer:
@@ -25,16 +33,25 @@ class SentenceTokenizer:
                 "convert it with transformers' AutoTokenizer(..., use_fast=True).save_pretrained"
             )
         self.pretrained = tokenizer
+        self.settings = settings
         self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
         self.mask_id = tokenizer.mask_token_id
         self.mask_is_last = True
         self._rust = tokenizer.backend_tokenizer
         self._rust.no_padding()
-        self._room = settings.max_length
-        self._prefix: list[int] = []
-        self._suffix: list[int] = []
+        self._rust.no_truncation()
+        self.prefix, self.suffix = self._special_tokens_around()
+        self.room = settings.max_length
         if settings.template is not None:
             self._set_template(settings)
+        elif self.mask_id is not None:
+            self.mask_is_last = self.mask_id not in self.prefix
+        self.room -= len(self.prefix) + len(self.suffix)
+        if self.room < 1:
+            raise UserError(
+                f"template {settings.template!r} takes {len(self.prefix) + len(self.suffix)} "
+                f"tokens, which leaves none of max_length={settings.max_length} for the sentence"
+            )
 
     def _set_template(self, settings: EncoderSettings) -> None:
         template = settings.template or ""
@@ -47,16 +64,8 @@ class SentenceTokenizer:
             template = template.replace("{mask}", self.pretrained.mask_token)
         before, after = template.split("{sentence}")
         self.mask_is_last = self.pretrained.mask_token not in before
-        self._rust.no_truncation()
-        opening, closing = self._special_tokens_around()
-        self._prefix = opening + self._rust.encode(before, add_special_tokens=False).ids
-        self._suffix = self._rust.encode(after, add_special_tokens=False).ids + closing
-        self._room -= len(self._prefix) + len(self._suffix)
-        if self._room < 1:
-            raise UserError(
-                f"template {settings.template!r} takes {len(self._prefix) + len(self._suffix)} "
-                f"tokens, which leaves none of max_length={settings.max_length} for the sentence"
-            )
+        self.prefix = self.prefix + self._rust.encode(before, add_special_tokens=False).ids
+        self.suffix = self._rust.encode(after, add_special_tokens=False).ids + self.suffix
 
     def _special_tokens_around(self) -> tuple[list[int], list[int]]:
         marker = self._rust.encode("a", add_special_tokens=False).ids
@@ -65,16 +74,27 @@ class SentenceTokenizer:
         return whole[:start], whole[start + len(marker) :]
 
     def __call__(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """One int32 array of ids per text, in order."""
-        self._rust.enable_truncation(max_length=self._room)
-        if not self._prefix and not self._suffix:
-            encodings = self._rust.encode_batch_fast(list(texts), add_special_tokens=True)
-            return [np.asarray(encoding.ids, dtype=np.int32) for encoding in encodings]
-        encodings = self._rust.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [
-            np.asarray(self._prefix + encoding.ids + self._suffix, dtype=np.int32)
-            for encoding in encodings
-        ]
+        """One int32 array of ids per text, in order: special tokens, template, sentence."""
+        return self.wrap(self.sentence_ids(texts, self.room))
+
+    def sentence_ids(self, texts: Sequence[str], room: int) -> list[list[int]]:
+        """Ids of the sentences alone, at most `room` each."""
+        self._rust.enable_truncation(max_length=room)
+        texts = [self._closed(text) for text in texts]
+        encodings = self._rust.encode_batch_fast(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def wrap(self, rows: Sequence[Sequence[int] | np.ndarray]) -> list[np.ndarray]:
+        """Sentence ids with special tokens and template around them, int32."""
+        around = [np.asarray(ids, dtype=np.int32) for ids in (self.prefix, self.suffix)]
+        return [np.concatenate([around[0], row, around[1]], dtype=np.int32) for row in rows]
+
+    def _closed(self, text: str) -> str:
+        """The text with its final period, as the setting asks."""
+        if self.settings.final_period == "keep":
+            return text
+        missing, added = FINAL_PERIOD[self.settings.final_period]
+        return re.sub(missing.replace(r"\z", r"\Z"), added, text, count=1)
 
 
 def load_tokenizer(settings: EncoderSettings) -> SentenceTokenizer:
@@ -85,9 +105,10 @@ def load_tokenizer(settings: EncoderSettings) -> SentenceTokenizer:
     """
     from transformers import AutoTokenizer
 
+    folder = model_folder(settings.model)
     with readable_errors(settings.model):
         tokenizer = AutoTokenizer.from_pretrained(
-            str(model_folder(settings.model) or settings.model),
+            str(folder or settings.model),
             revision=settings.revision,
             trust_remote_code=settings.trust_remote_code,
         )
@@ -96,7 +117,7 @@ def load_tokenizer(settings: EncoderSettings) -> SentenceTokenizer:
         raise UserError(
             f"model '{settings.model}': it has no tokenizer files (tokenizer.json or vocab.txt)"
         )
-    return SentenceTokenizer(tokenizer, settings)
+    return SentenceTokenizer(tokenizer, resolved(settings, folder))
 
 
 @contextmanager

@@ -1,10 +1,10 @@
 """Retrieval without labels: find a function's description from its summary line."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from stages.evaluate.sts import unit_rows
+from stages.evaluate.sts import Encode
 
 # Queries compared with all descriptions at once: 1,024 x N float32 scores in memory.
 QUERY_ROWS = 1024
@@ -13,14 +13,17 @@ QUERY_ROWS = 1024
 def score_retrieval(
     queries: Sequence[str],
     documents: Sequence[str],
-    encode: Callable[[Sequence[str]], np.ndarray],
+    encode: Encode,
 ) -> dict[str, float]:
     """MRR@10, recall@1 and recall@10 (all x 100) where document i answers query i.
 
     A document that ties with the right one is ranked before it, so a constant encoder scores 0.
+
+    Args:
+        encode: texts to vectors whose dot products are the similarities.
     """
-    query_vectors = unit_rows(encode(queries))
-    document_vectors = unit_rows(encode(documents))
+    query_vectors = encode(queries)
+    document_vectors = encode(documents)
     ranks = np.empty(len(queries), dtype=np.int64)
     for start in range(0, len(queries), QUERY_ROWS):
         scores = query_vectors[start : start + QUERY_ROWS] @ document_vectors.T

@@ -24,6 +24,12 @@ class StsSettings(Settings):
         return self
 
 
+class GeometrySettings(StsSettings):
+    positives_above: float = Field(
+        4.0, description="Pairs with a higher gold score mean the same (4 of 5, as in the papers)."
+    )
+
+
 class RetrievalSettings(Settings):
     kind: Literal["python-docs"] = Field(
         "python-docs",
@@ -36,6 +42,9 @@ class RetrievalSettings(Settings):
 class EvaluateSettings(Settings):
     sts: list[StsSettings] = Field([], description="STS sets for the final table.")
     retrieval: RetrievalSettings | None = Field(None, description="A check that needs no labels.")
+    geometry: GeometrySettings | None = Field(
+        None, description="STS set for alignment and uniformity, usually STS-B dev."
+    )
     num_bootstrap: int = Field(
         1000, ge=0, description="Bootstrap resamples for the 95% intervals; 0 for none."
     )

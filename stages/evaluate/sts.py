@@ -1,4 +1,4 @@
-"""Semantic textual similarity: Spearman of cosine and gold score.
+"""Semantic textual similarity: Spearman of similarity and gold score.
 
 Protocol ("all", METHODS of the SimCSE line): predictions and gold of all subsets are concatenated
 and correlated once; per-subset figures are reported beside it. No regressor, no fitted threshold.
@@ -140,21 +140,21 @@ def _senteval_rows(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def unit_rows(vectors: np.ndarray) -> np.ndarray:
-    """Rows scaled to length 1 in float32; a zero row stays zero."""
-    vectors = vectors.astype(np.float32)
-    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return np.asarray(vectors / np.maximum(norms, 1e-8))
+Encode = Callable[[Sequence[str]], np.ndarray]
 
 
-def pair_cosines(pairs: StsSet, encode: Callable[[Sequence[str]], np.ndarray]) -> np.ndarray:
-    """Cosine of every pair, float32; each distinct sentence is encoded once."""
+def pair_similarities(pairs: StsSet, encode: Encode) -> np.ndarray:
+    """Similarity of every pair, float32; each distinct sentence is encoded once.
+
+    Args:
+        encode: texts to vectors (N, D) whose dot products are the similarities.
+    """
     texts = list(dict.fromkeys(pairs.sentence1 + pairs.sentence2))
     row_of = {text: row for row, text in enumerate(texts)}
-    vectors = unit_rows(encode(texts))
+    vectors = encode(texts)
     left = vectors[[row_of[text] for text in pairs.sentence1]]
     right = vectors[[row_of[text] for text in pairs.sentence2]]
-    return np.asarray((left * right).sum(1))
+    return np.einsum("ij,ij->i", left, right)
 
 
 def spearman(a: np.ndarray, b: np.ndarray) -> float:
@@ -179,23 +179,25 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
-def score_sts(
-    pairs: StsSet, encode: Callable[[Sequence[str]], np.ndarray], num_bootstrap: int
-) -> dict[str, Any]:
-    """Spearman x 100 over all pairs and per subset, and its 95% bootstrap interval."""
-    cosines = pair_cosines(pairs, encode)
+def score_sts(pairs: StsSet, encode: Encode, num_bootstrap: int) -> dict[str, Any]:
+    """Spearman x 100 over all pairs and per subset, and its 95% bootstrap interval.
+
+    Args:
+        encode: as for `pair_similarities`.
+    """
+    similarities = pair_similarities(pairs, encode)
     subsets = np.asarray(pairs.subset)
     result: dict[str, Any] = {
-        "num_pairs": len(cosines),
-        "spearman": 100 * spearman(cosines, pairs.gold),
+        "num_pairs": len(similarities),
+        "spearman": 100 * spearman(similarities, pairs.gold),
     }
     if num_bootstrap:
-        low, high = bootstrap_interval(cosines, pairs.gold, num_bootstrap)
+        low, high = bootstrap_interval(similarities, pairs.gold, num_bootstrap)
         result["interval_95"] = [100 * low, 100 * high]
     names = sorted(set(pairs.subset))
     if len(names) > 1:
         result["subsets"] = {
-            name: 100 * spearman(cosines[subsets == name], pairs.gold[subsets == name])
+            name: 100 * spearman(similarities[subsets == name], pairs.gold[subsets == name])
             for name in names
         }
     return result

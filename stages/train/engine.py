@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from stages.train.settings import TrainSettings
-from stages.train.student import Student
+from stages.train.student import Student, Sums
 
 
 class Engine(Protocol):
@@ -23,7 +23,9 @@ class Engine(Protocol):
     rank: int
     num_workers: int
 
-    def forward(self, ids_BL: Tensor, mask_BL: Tensor) -> Tensor: ...
+    def forward(
+        self, ids_BL: Tensor, mask_BL: Tensor, masked: dict[str, tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Sums]: ...
     def step(self, loss: Tensor, learning_rate: float) -> Tensor: ...
     def save(self, folder: Path) -> None: ...
     def load(self, folder: Path) -> None: ...
@@ -46,9 +48,11 @@ class PlainEngine:
         self._parameters = [p for p in student.parameters() if p.requires_grad]
         self._optimizer = adamw(self._parameters, settings)
 
-    def forward(self, ids_BL: Tensor, mask_BL: Tensor) -> Tensor:
-        vectors: Tensor = self.student(ids_BL, mask_BL)
-        return vectors
+    def forward(
+        self, ids_BL: Tensor, mask_BL: Tensor, masked: dict[str, tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Sums]:
+        vectors, sums = self.student(ids_BL, mask_BL, masked)
+        return vectors, sums
 
     def step(self, loss: Tensor, learning_rate: float) -> Tensor:
         """Backward, clip, update. Returns the gradient norm before clipping, on the device."""
@@ -62,7 +66,7 @@ class PlainEngine:
 
     def save(self, folder: Path) -> None:
         """Weights and AdamW moments as safetensors: nothing here is ever unpickled."""
-        tensors = {f"model.{k}": v.contiguous() for k, v in self.student.state_dict().items()}
+        tensors = {f"model.{k}": v.contiguous() for k, v in self._named().items()}
         for number, state in self._optimizer.state_dict()["state"].items():
             for name, value in state.items():
                 tensors[f"adamw.{number}.{name}"] = value.reshape(-1) if value.ndim == 0 else value
@@ -71,7 +75,9 @@ class PlainEngine:
     def load(self, folder: Path) -> None:
         tensors = load_file(folder / "plain.safetensors", device=str(self.student.encoder.device))
         model = {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
-        self.student.load_state_dict(model)
+        with torch.no_grad():
+            for name, tensor in self._named().items():
+                tensor.copy_(model[name])
         state: dict[int, dict[str, Tensor]] = {}
         for key, value in tensors.items():
             if key.startswith("adamw."):
@@ -80,6 +86,10 @@ class PlainEngine:
                 state.setdefault(int(number), {})[name] = kept
         groups = self._optimizer.state_dict()["param_groups"]
         self._optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+    def _named(self) -> dict[str, Tensor]:
+        """Parameters and buffers, each once: a tied one has two names in a state dict."""
+        return dict(self.student.named_parameters()) | dict(self.student.named_buffers())
 
     def backbone_weights(self) -> dict[str, Tensor]:
         return cpu_copy(self.student.encoder.backbone)
@@ -126,9 +136,11 @@ class DeepSpeedEngine:
             },
         )
 
-    def forward(self, ids_BL: Tensor, mask_BL: Tensor) -> Tensor:
-        vectors: Tensor = self._engine(ids_BL, mask_BL)
-        return vectors
+    def forward(
+        self, ids_BL: Tensor, mask_BL: Tensor, masked: dict[str, tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Sums]:
+        vectors, sums = self._engine(ids_BL, mask_BL, masked)
+        return vectors, sums
 
     def step(self, loss: Tensor, learning_rate: float) -> Tensor:
         """As PlainEngine.step. DeepSpeed averages gradients over workers; the sum is wanted."""

@@ -1,7 +1,7 @@
 """The training loop. Its hosts (a plain process, a Ray task, Ray Train workers) add nothing to it.
 
-Step s: rows of global batch s -> this worker's token ids, twice -> student -> gather u and v
-over workers -> cosines -> objectives over the global batch -> backward, clip, AdamW.
+Step s: rows of global batch s -> this worker's views of them -> student -> gather the views over
+workers -> cosines -> objectives over the global batch -> backward, clip, AdamW.
 Teachers cost one gather of cached rows and one product: nobody runs a teacher here.
 """
 
@@ -9,8 +9,7 @@ import json
 import math
 import resource
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,28 +22,18 @@ from torch import Tensor
 from stages.encoder.settings import num_positions
 from stages.encoder.tokenizer import SentenceTokenizer, pad, token_budget_batches
 from stages.errors import UserError
-from stages.evaluate.sts import StsSet, spearman, unit_rows
-from stages.rows import FactorRows, TokenRows
+from stages.evaluate.sts import StsSet, spearman
+from stages.rows import unit_rows
 from stages.train.checkpoint import Checkpoints
 from stages.train.engine import Engine
-from stages.train.objectives import cosines, mix_teachers, total_loss
-from stages.train.order import BatchOrder
+from stages.train.objectives import Scores, cosines, mix_teachers, row_cosines, total_loss
 from stages.train.settings import TrainSettings, batch_too_large
 from stages.train.student import step_seed
+from stages.train.views import Batch, BatchReader, TrainingData
 
 # Dev sentences are read at full length, not cut like training sentences: what is selected is the
 # model as it will be used.
 DEV_MAX_LENGTH = 128
-
-
-@dataclass(frozen=True)
-class TrainingData:
-    """Memory-mapped inputs of training; every worker opens them by itself."""
-
-    tokens: TokenRows
-    factors: list[FactorRows]
-    teacher_weights: list[float]
-    dev: StsSet | None
 
 
 @dataclass
@@ -64,14 +53,6 @@ class Trained:
 
     weights: dict[str, Tensor]
     progress: Progress
-
-
-@dataclass(frozen=True)
-class Batch:
-    ids_bL: Tensor
-    mask_bL: Tensor
-    factors_BD: list[Tensor]
-    num_tokens: int
 
 
 def train(
@@ -100,7 +81,11 @@ def train(
     window = _Window(progress.step)
     dev_batches = _dev_batches(engine, data.dev) if data.dev else []
     steps = range(progress.step, num_steps if not _patience_is_over(settings, progress) else 0)
-    for step, batch in _prefetched(engine, settings, data, steps):
+    read = BatchReader(
+        settings, data, engine.student.tokenizers, (engine.rank, engine.num_workers),
+        engine.student.encoder.device,
+    )  # fmt: skip
+    for step, batch in read(steps):
         torch.manual_seed(step_seed(settings.seed, step, engine.rank))
         engine.student.train()
         loss, parts = _loss(engine, settings, data, batch)
@@ -147,46 +132,22 @@ def _patience_is_over(settings: TrainSettings, progress: Progress) -> bool:
 def _loss(
     engine: Engine, settings: TrainSettings, data: TrainingData, batch: Batch
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    views_2bD = engine.forward(
-        torch.cat([batch.ids_bL, batch.ids_bL]), torch.cat([batch.mask_bL, batch.mask_bL])
+    views_VbD, sums = engine.forward(batch.ids_VbL, batch.mask_VbL, batch.masked)
+    u_BD, v_BD, *soft = map(engine.gather_rows, views_VbD.chunk(engine.student.num_views))
+    scores = Scores(
+        cosines(u_BD, v_BD),
+        mix_teachers(batch.factors_BD, data.teacher_weights) if batch.factors_BD else None,
+        row_cosines(u_BD, soft[0]) if soft else None,
     )
-    u_bD, v_bD = views_2bD.chunk(2)
-    scores_BB = cosines(engine.gather_rows(u_bD), engine.gather_rows(v_bD))
-    teacher_BB = None
-    if settings.objectives.needs_teacher:
-        teacher_BB = mix_teachers(batch.factors_BD, data.teacher_weights)
-    return total_loss(scores_BB, teacher_BB, settings.objectives)
+    auxiliary = {name: _global_mean(engine, *one) for name, one in sums.items()}
+    return total_loss(scores, settings.objectives, auxiliary)
 
 
-def _prefetched(
-    engine: Engine, settings: TrainSettings, data: TrainingData, steps: range
-) -> Iterator[tuple[int, Batch]]:
-    """Batches of `steps`, the next one read from the memory maps while this one trains."""
-    order = BatchOrder(data.tokens.num_rows, settings.batch_size, settings.seed)
-    share = settings.batch_size // engine.num_workers
-    device = engine.student.encoder.device
-    pad_id = engine.student.encoder.tokenizer.pad_id
-
-    def read(step: int) -> Batch:
-        rows = order.rows(step)
-        own = data.tokens.take(rows[engine.rank * share : (engine.rank + 1) * share])
-        ids, mask = pad(own, pad_id)
-        factors = data.factors if settings.objectives.needs_teacher else []
-        return Batch(
-            torch.from_numpy(ids).to(device, non_blocking=True),
-            torch.from_numpy(mask).to(device, non_blocking=True),
-            [torch.from_numpy(f.take(rows)).to(device, non_blocking=True) for f in factors],
-            2 * int(mask.sum()),
-        )
-
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        pending = pool.submit(read, steps[0]) if steps else None
-        for step in steps:
-            assert pending is not None
-            batch = pending.result()
-            if step + 1 < steps.stop:
-                pending = pool.submit(read, step + 1)
-            yield step, batch
+def _global_mean(engine: Engine, own_sum: Tensor, own_count: Tensor) -> Tensor:
+    """The mean over all workers' tokens; its gradient is that of the own ones."""
+    count = engine.sum_over_workers(own_count.detach().clone().float())
+    own = own_sum / count.clamp(min=1)
+    return own + (engine.sum_over_workers(own.detach().clone()) - own.detach())
 
 
 class _Window:
@@ -264,7 +225,7 @@ def _dev_score(
         mine = turn + engine.rank
         rows, ids, mask = batches[min(mine, len(batches) - 1)]
         with torch.no_grad():
-            found = engine.forward(ids, mask)
+            found, _ = engine.forward(ids, mask, {})
         if mine < len(batches):
             vectors[torch.from_numpy(rows)] = found
     unit = unit_rows(engine.sum_over_workers(vectors).cpu().numpy())

@@ -7,6 +7,7 @@ RankCSE: Liu et al., ACL 2023 (https://aclanthology.org/2023.acl-long.771).
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -28,13 +29,14 @@ def cosines(u: Tensor, v: Tensor) -> Tensor:
 def mix_teachers(factors: list[Tensor], weights: list[float]) -> Tensor:
     """Teacher scores T = sum_t w_t F_t F_t^T (B, B), weights scaled to sum to 1 (RankCSE Eq. 6).
 
-    Similarities are mixed, not embeddings, so teachers may differ in dimension.
+    Similarities are mixed, not embeddings, so teachers may differ in dimension. A sentence's
+    similarity to itself is set to 1: fp16 leaves it 1e-4 away, compressed ranks some percent.
     """
     total = math.fsum(weights)
     mixed = factors[0] @ factors[0].T * (weights[0] / total)
     for factor, weight in zip(factors[1:], weights[1:], strict=True):
         mixed = mixed + factor @ factor.T * (weight / total)
-    return mixed
+    return mixed.fill_diagonal_(1)
 
 
 def info_nce(C: Tensor, temperature: float) -> Tensor:
@@ -90,31 +92,74 @@ def list_mle(C: Tensor, T: Tensor, student_temperature: float, keep_positive: bo
     return (tails.sum(-1) - s.sum(-1)).mean()
 
 
+def rank_regression(C: Tensor, T: Tensor, low: float, high: float) -> Tensor:
+    """sum_ij w_ij (T_ij - C_ij)^2 / sum_ij w_ij with w_ij = [low <= T_ij <= high].
+
+    RankEncoder Eq. 3 and 4 (Seonwoo et al., Findings of ACL 2023). T is constant; where no pair
+    passes, the value and its gradient are 0.
+    """
+    kept = (low <= T) & (high >= T)
+    return torch.where(kept, (T - C) ** 2, 0).sum() / (kept.sum() + 1e-8)
+
+
+def soft_negative_margin(C: Tensor, soft_B: Tensor, low: float, high: float) -> Tensor:
+    """mean_i [relu(d_i + alpha) + relu(-d_i - beta)], d_i = cos(u_i, n_i) - C_ii (SNCSE Eq. 3).
+
+    Zero where the negation is between alpha and beta less similar than the other view.
+    """
+    difference_B = soft_B - C.diagonal()
+    return (F.relu(difference_B + low) + F.relu(-difference_B - high)).mean()
+
+
+def row_cosines(a_BD: Tensor, b_BD: Tensor) -> Tensor:
+    """cos(a_i, b_i) as (B,)."""
+    return (unit(a_BD) * unit(b_BD)).sum(-1)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the objectives see of a global batch.
+
+    C: student cosines (B, B). T: teacher scores (B, B), None only when no objective needs them.
+    soft_B: cosines of view 1 with each sentence's negation (B,), None without soft negatives.
+    """
+
+    C: Tensor
+    T: Tensor | None
+    soft_B: Tensor | None
+
+
 def total_loss(
-    C: Tensor, T: Tensor | None, settings: Objectives
+    scores: Scores, settings: Objectives, auxiliary: dict[str, Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The weighted sum of the recipe's objectives, and each unweighted (detached) part.
+    """The recipe's objectives combined, and each unweighted (detached) part.
 
     Args:
-        C: student cosines (B, B).
-        T: teacher scores (B, B); None only when no listwise objective is set.
+        auxiliary: values of the objectives that have modules of their own, by name.
     """
-    parts: dict[str, tuple[float, Tensor]] = {}
+    C, T = scores.C, scores.T
+    values = dict(auxiliary)
     if one := settings.infonce:
-        parts["infonce"] = one.weight, info_nce(C, one.temperature)
+        values["infonce"] = info_nce(C, one.temperature)
     if two := settings.consistency:
-        parts["consistency"] = two.weight, consistency(C, two.temperature)
+        values["consistency"] = consistency(C, two.temperature)
     if net := settings.listnet:
         assert T is not None
-        parts["listnet"] = (
-            net.weight,
-            list_net(C, T, net.student_temperature, net.teacher_temperature),
-        )
+        values["listnet"] = list_net(C, T, net.student_temperature, net.teacher_temperature)
     if mle := settings.listmle:
         assert T is not None
-        parts["listmle"] = (
-            mle.weight,
-            list_mle(C, T, mle.student_temperature, mle.keep_positive),
-        )
-    total = torch.stack([weight * value for weight, value in parts.values()]).sum()
-    return total, {name: value.detach() for name, (_, value) in parts.items()}
+        values["listmle"] = list_mle(C, T, mle.student_temperature, mle.keep_positive)
+    if soft := settings.soft_negative:
+        assert scores.soft_B is not None
+        values["soft_negative"] = soft_negative_margin(C, scores.soft_B, soft.low, soft.high)
+    weighted = [getattr(settings, name).weight * value for name, value in values.items()]
+    total = torch.stack(weighted).sum() if weighted else C.new_zeros(())
+    if regression := settings.rank_regression:
+        assert T is not None
+        values["rank_regression"] = rank_regression(C, T, regression.low, regression.high)
+        other = regression.weight * values["rank_regression"]
+        if regression.combine == "maximum":  # Eq. 5: gradient flows through the larger one only
+            total = torch.where(other > total, other, total)
+        else:
+            total = total + other
+    return total, {name: value.detach() for name, value in values.items()}

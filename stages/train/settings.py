@@ -7,22 +7,51 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from stages.encoder.settings import EncoderSettings
+from stages.encoder.settings import EncoderSettings, ModelSettings
 from stages.errors import UserError
 from stages.evaluate.settings import StsSettings
 from stages.settings import Settings, execution
 
 
 class StudentSettings(EncoderSettings):
-    max_length: int = Field(32, ge=3, le=8192, description="Tokens of a training sentence.")
-    head: Literal["tanh", "none"] = Field(
+    max_length: int = Field(
+        32, ge=3, le=8192, description="Tokens of a training sentence, template included."
+    )
+    second_template: str | None = Field(
+        None, description="Template of the second view (and of soft negatives); null: the same."
+    )
+    template_denoising: bool = Field(
+        False,
+        description="Subtract what the template alone gives, at the sentence's positions, while "
+        "training (PromptBERT).",
+    )
+    head: Literal["tanh", "batchnorm", "none"] = Field(
         "tanh",
         description="Layer between pooling and loss while training, dropped afterwards: "
-        "tanh(Wx + b) as in SimCSE, or none.",
+        "tanh(Wx + b) as in SimCSE, DiffCSE's two layers with batch norm, or none.",
     )
     dropout: float | None = Field(
         None, ge=0, lt=1, description="Dropout everywhere in the backbone; null keeps its own."
     )
+
+    @model_validator(mode="after")
+    def _templates_go_together(self) -> "StudentSettings":
+        if self.template is None and (self.second_template or self.template_denoising):
+            raise ValueError("second_template and template_denoising need a template")
+        if self.second_template is not None:
+            EncoderSettings(
+                model=self.model, pooling=self.pooling, template=self.second_template,
+                max_length=self.max_length,
+            )  # fmt: skip
+        if self.template_denoising and self.pooling != "mask":
+            raise ValueError("template_denoising needs pooling: mask")
+        return self
+
+    def view_settings(self) -> list[EncoderSettings]:
+        """The encoder of view 1 and that of view 2 (and soft negatives): templates may differ."""
+        first = self.encoder()
+        second = self.second_template or self.template
+        return [first, first.model_copy(update={"template": second})]
 
 
 class InfoNce(Settings):
@@ -47,23 +76,80 @@ class ListMle(Settings):
     keep_positive: bool = Field(True, description="Leave the sentence itself in its list.")
 
 
+class RankRegression(Settings):
+    """RankEncoder. Defaults are the paper's; two of its released runs use a sum and 0.9999."""
+
+    weight: float = Field(0.05, ge=0, description="lambda.")
+    low: float = Field(0.5, ge=-1, le=1, description="tau_l: least teacher similarity of a pair.")
+    high: float = Field(0.8, ge=-1, le=1, description="tau_u: greatest teacher similarity.")
+    combine: Literal["maximum", "sum"] = Field(
+        "maximum", description="The larger of this and the sum of all other objectives, or a sum."
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "RankRegression":
+        if self.low > self.high:
+            raise ValueError(
+                f"low {self.low} (tau_l) is above high {self.high} (tau_u), so no pair would pass"
+            )
+        return self
+
+
+class SoftNegative(Settings):
+    """SNCSE's bidirectional margin; every sentence gets its negation as a third view."""
+
+    weight: float = Field(1e-3, ge=0, description="lambda: 1e-3 for BERT, 5e-4 for RoBERTa.")
+    low: float = Field(0.1, description="alpha: least distance below the positive's cosine.")
+    high: float = Field(0.3, description="beta: greatest distance below it.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "SoftNegative":
+        if self.low > self.high:
+            raise ValueError(f"low {self.low} (alpha) is above high {self.high} (beta)")
+        return self
+
+
+class MaskedLanguage(Settings):
+    weight: float = Field(0.1, ge=0)
+    mask_ratio: float = Field(0.15, gt=0, lt=1, description="Share of tokens to be predicted.")
+
+
+class ReplacedToken(Settings):
+    """DiffCSE: a discriminator, conditioned on the vector, finds what a generator replaced."""
+
+    weight: float = Field(0.005, ge=0, description="lambda.")
+    mask_ratio: float = Field(0.30, gt=0, lt=1, description="Share of tokens that are masked.")
+    generator: ModelSettings = Field(
+        ModelSettings(model="distilbert-base-uncased"),
+        description="Frozen masked-language model with the student's vocabulary.",
+    )
+
+
 class Objectives(Settings):
-    """Losses that are summed with their weights; a method is a choice of these."""
+    """Losses that are combined with their weights; a method is a choice of these."""
 
     infonce: InfoNce | None = None
     consistency: Consistency | None = None
     listnet: ListNet | None = None
     listmle: ListMle | None = None
+    rank_regression: RankRegression | None = None
+    soft_negative: SoftNegative | None = None
+    masked_language: MaskedLanguage | None = None
+    replaced_token: ReplacedToken | None = None
 
     @model_validator(mode="after")
     def _some(self) -> "Objectives":
-        if not any((self.infonce, self.consistency, self.listnet, self.listmle)):
-            raise ValueError("name at least one objective: infonce, consistency, listnet, listmle")
+        named = {name for name in type(self).model_fields if getattr(self, name) is not None}
+        if not named:
+            raise ValueError(f"name at least one objective: {', '.join(type(self).model_fields)}")
+        regression = self.rank_regression
+        if named == {"rank_regression"} and regression and regression.combine == "maximum":
+            raise ValueError("rank_regression alone has no other to take the maximum with")
         return self
 
     @property
     def needs_teacher(self) -> bool:
-        return self.listnet is not None or self.listmle is not None
+        return any((self.listnet, self.listmle, self.rank_regression))
 
 
 class DevSettings(Settings):

@@ -1,5 +1,6 @@
-"""The student: an encoder, and a head that exists only while training."""
+"""The student: an encoder, and what exists only while training (head, template bias, ...)."""
 
+import inspect
 import json
 from pathlib import Path
 
@@ -8,42 +9,130 @@ import torch
 from torch import Tensor, nn
 
 from stages.encoder.model import Encoder, load_encoder
-from stages.train.settings import StudentSettings
+from stages.encoder.settings import EncoderSettings
+from stages.encoder.tokenizer import SentenceTokenizer
+from stages.errors import UserError
+from stages.train.auxiliary import AuxiliaryInput, GlobalBatchNorm, build_auxiliary
+from stages.train.settings import Objectives, StudentSettings
+from stages.train.views import view_tokenizers
+
+Sums = dict[str, tuple[Tensor, Tensor]]
 
 
 class Student(nn.Module):
     """Token ids to vectors: with the head in training mode, without it in evaluation mode.
 
     "Train with the MLP, test without" (SimCSE). The head is tanh(Wx + b), W (D, D) drawn from
-    N(0, 0.02), b zero, not the backbone's pretrained pooler.
+    N(0, 0.02), b zero, not the backbone's pretrained pooler; or DiffCSE's two layers with batch
+    norm.
     """
 
-    def __init__(self, encoder: Encoder, settings: StudentSettings, autocast: bool) -> None:
+    def __init__(
+        self,
+        encoder: Encoder,
+        settings: StudentSettings,
+        tokenizers: list[SentenceTokenizer],
+        auxiliary: nn.ModuleDict,
+        num_views: int,
+        autocast: bool,
+    ) -> None:
         super().__init__()
         self.encoder = encoder
+        self.tokenizers = tokenizers
+        self.num_views = num_views
+        self.auxiliary = auxiliary
         self.autocast = autocast
+        self._denoises = settings.template_denoising
+        if (
+            self._denoises
+            and "position_ids" not in inspect.signature(encoder.backbone.forward).parameters
+        ):
+            raise UserError(
+                f"student.template_denoising: model '{settings.model}' takes no position ids, so "
+                "its template cannot be moved; leave template_denoising out"
+            )
         if settings.dropout is not None:
             set_dropout(encoder.backbone, settings.dropout)
-        self.head: nn.Module = nn.Identity()
-        if settings.head == "tanh":
-            linear = nn.Linear(encoder.dimension, encoder.dimension)
-            nn.init.normal_(linear.weight, std=0.02)
-            nn.init.zeros_(linear.bias)
-            self.head = nn.Sequential(linear, nn.Tanh())
+        self.head = build_head(settings.head, encoder.dimension)
 
-    def forward(self, ids_BL: Tensor, mask_BL: Tensor) -> Tensor:
-        """Vectors (B, D) float32; autocast stays inside, so losses see float32."""
+    def forward(
+        self, ids_BL: Tensor, mask_BL: Tensor, masked: dict[str, tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Sums]:
+        """Vectors (B, D) float32 and, in training, sum and count of each auxiliary loss.
+
+        Autocast stays inside, so losses see float32. In training the rows are V views of b
+        sentences each, one view after the other.
+
+        Args:
+            masked: by auxiliary objective, masked copies of the first two views' ids and where.
+        """
         with torch.autocast(ids_BL.device.type, torch.bfloat16, enabled=self.autocast):
-            pooled_BD = self.encoder(ids_BL, mask_BL)
-            vectors_BD = self.head(pooled_BD) if self.training else pooled_BD
-        return vectors_BD.float()
+            vectors_BD = self.encoder(ids_BL, mask_BL)
+            if not self.training:
+                return vectors_BD.float(), {}
+            if self._denoises:
+                vectors_BD = vectors_BD - self._template_bias(mask_BL)
+            vectors_BD = self.head(vectors_BD)
+            two = 2 * len(ids_BL) // self.num_views
+            sums = {
+                name: module(
+                    self.encoder,
+                    AuxiliaryInput(ids_BL[:two], mask_BL[:two], *masked[name]),
+                    vectors_BD[:two],
+                )
+                for name, module in self.auxiliary.items()
+            }
+        return vectors_BD.float(), sums
+
+    def _template_bias(self, mask_BL: Tensor) -> Tensor:
+        """What the bare template gives where its end stands as far back as in each row (B, D).
+
+        PromptBERT (Jiang et al., EMNLP 2022): h - b_T(l) for a sentence of l tokens, with gradient
+        and dropout. Computed once for every length in the batch.
+        """
+        biases = []
+        for view, rows in enumerate(mask_BL.chunk(self.num_views)):
+            tokenizer = self.tokenizers[min(view, 1)]
+            prefix, suffix = len(tokenizer.prefix), len(tokenizer.suffix)
+            lengths, row_of = torch.unique(rows.sum(1) - prefix - suffix, return_inverse=True)
+            template = torch.tensor([*tokenizer.prefix, *tokenizer.suffix], device=rows.device)
+            ids_UP = template.expand(len(lengths), -1)
+            positions_UP = torch.arange(prefix + suffix, device=rows.device).repeat(len(lengths), 1)
+            positions_UP[:, prefix:] += lengths[:, None]
+            everywhere = torch.ones_like(ids_UP)
+            states_UPD = self.encoder.states(ids_UP, everywhere, positions_UP)
+            biases.append(self.encoder.pool(states_UPD, ids_UP, everywhere)[row_of])
+        return torch.cat(biases)
 
 
-def build_student(settings: StudentSettings, seed: int, autocast: bool) -> Student:
-    """The student at step 0. The head's initial weights depend on `seed` alone."""
+def build_head(kind: str, dimension: int) -> nn.Module:
+    """The layers between pooling and loss, freshly initialised."""
+    if kind == "tanh":
+        linear = nn.Linear(dimension, dimension)
+        nn.init.normal_(linear.weight, std=0.02)
+        nn.init.zeros_(linear.bias)
+        return nn.Sequential(linear, nn.Tanh())
+    if kind == "batchnorm":
+        return nn.Sequential(
+            nn.Linear(dimension, 2 * dimension, bias=False),
+            GlobalBatchNorm(2 * dimension, affine=True),
+            nn.ReLU(),
+            nn.Linear(2 * dimension, dimension, bias=False),
+            GlobalBatchNorm(dimension, affine=False),
+        )
+    return nn.Identity()
+
+
+def build_student(
+    settings: StudentSettings, objectives: Objectives, seed: int, autocast: bool
+) -> Student:
+    """The student at step 0. What is initialised afresh depends on `seed` alone."""
     encoder = load_encoder(settings)
+    tokenizers = view_tokenizers(settings)
     torch.manual_seed(seed)
-    student = Student(encoder, settings, autocast)
+    auxiliary = build_auxiliary(objectives, settings, encoder)
+    num_views = 3 if objectives.soft_negative else 2
+    student = Student(encoder, settings, tokenizers, auxiliary, num_views, autocast)
     return student.to(encoder.device)
 
 
@@ -71,6 +160,10 @@ def save_encoder(encoder: Encoder, weights: dict[str, Tensor], folder: Path) -> 
         folder, state_dict=weights | encoder.unused_weights, safe_serialization=True
     )
     encoder.tokenizer.pretrained.save_pretrained(folder)
-    settings = encoder.settings
-    about = {"pooling": settings.pooling, "template": settings.template}
+    write_about(encoder.settings, folder)
+
+
+def write_about(settings: EncoderSettings, folder: Path) -> None:
+    """`sentray.json`: what a model folder must say beside its weights (see `resolved`)."""
+    about = {key: getattr(settings, key) for key in ("pooling", "template", "final_period")}
     (folder / "sentray.json").write_text(json.dumps(about, indent=2) + "\n")

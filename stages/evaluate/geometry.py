@@ -1,0 +1,44 @@
+"""Alignment and uniformity (Wang and Isola, ICML 2020): where an encoder puts its vectors."""
+
+import numpy as np
+
+from stages.evaluate.settings import GeometrySettings
+from stages.evaluate.sts import Encode, load_sts
+
+TILE_ROWS = 1024
+
+
+def score_geometry(settings: GeometrySettings, encode: Encode) -> dict[str, float]:
+    """Alignment of pairs that mean the same, uniformity of all sentences; lower is better.
+
+    Args:
+        encode: texts to unit vectors (N, D).
+
+    Raises:
+        UserError: see `load_sts`.
+    """
+    pairs = load_sts(settings)
+    left, right = encode(pairs.sentence1), encode(pairs.sentence2)
+    same = pairs.gold > settings.positives_above
+    return {
+        "num_positives": int(same.sum()),
+        "alignment": alignment(left[same], right[same]),
+        "uniformity": uniformity(np.concatenate([left, right])),
+    }
+
+
+def alignment(left_ND: np.ndarray, right_ND: np.ndarray) -> float:
+    """Mean of |x - y|^2 over pairs of unit vectors; nan without pairs."""
+    return float(((left_ND - right_ND) ** 2).sum(1).mean()) if len(left_ND) else float("nan")
+
+
+def uniformity(vectors_ND: np.ndarray) -> float:
+    """log mean over pairs i < j of exp(-2 |x_i - x_j|^2), unit vectors, in tiles of 1,024 rows."""
+    squares = (vectors_ND**2).sum(1)
+    total = 0.0
+    for start in range(0, len(vectors_ND), TILE_ROWS):
+        rows = slice(start, start + TILE_ROWS)
+        products = vectors_ND[rows] @ vectors_ND[start:].T
+        distances = squares[rows, None] + squares[None, start:] - 2 * products
+        total += np.triu(np.exp(-2 * distances.astype(np.float64)), 1).sum()
+    return float(np.log(total / (len(vectors_ND) * (len(vectors_ND) - 1) / 2)))
