@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from stages.encoder.model import load_for_inference
 from stages.encoder.settings import EncoderSettings
+from stages.evaluate.geometry import alignment, score_geometry, uniformity
 from stages.evaluate.retrieval import score_retrieval
-from stages.evaluate.settings import StsSettings
+from stages.evaluate.settings import GeometrySettings, StsSettings
 from stages.evaluate.sts import bootstrap_interval, load_sts, score_sts, spearman
+from stages.rows import unit_rows
 from tests.conftest import write_sts
 
 
@@ -43,7 +45,7 @@ def test_all_pairs_are_correlated_once_and_subsets_beside_it(tmp_path):
     def encode(texts):
         random = np.random.default_rng(1)
         vectors.update({t: random.standard_normal(8) for t in texts})
-        return np.array([vectors[t] for t in texts])
+        return unit_rows(np.array([vectors[t] for t in texts]))
 
     result = score_sts(pairs, encode, num_bootstrap=10)
     cosines = []
@@ -89,6 +91,28 @@ def test_files_of_every_kind_are_the_same_set(tmp_path):
 def _columns(path):
     found = load_sts(StsSettings(name="x", path=str(path), split="test"))
     return found.sentence1, found.sentence2, found.gold.tolist(), found.subset
+
+
+def test_alignment_and_uniformity_equal_golden_values(golden, monkeypatch):
+    u, v = (unit_rows(np.array(golden["inputs"][name])) for name in ("u", "v"))
+    expected = golden["expected"]
+    assert alignment(u, v) == pytest.approx(expected["alignment_u_v"], rel=1e-5)
+    both = np.concatenate([u, v])
+    for tile in (1024, 5):  # smaller tiles than rows: each pair still counts once
+        monkeypatch.setattr("stages.evaluate.geometry.TILE_ROWS", tile)
+        assert uniformity(both) == pytest.approx(expected["uniformity_t2_u_and_v"], rel=1e-5)
+
+
+def test_geometry_takes_only_pairs_that_mean_the_same(tmp_path):
+    rows = ["score\tsentence1\tsentence2", "5\ta\tb", "4\ta\tc", "1\tb\tc"]
+    (tmp_path / "sts.tsv").write_text("\n".join(rows) + "\n")
+    places = {"a": [1.0, 0.0], "b": [0.0, 1.0], "c": [-1.0, 0.0]}
+    found = score_geometry(
+        GeometrySettings(name="x", path=str(tmp_path / "sts.tsv")),
+        lambda texts: np.array([places[text] for text in texts]),
+    )
+    assert found["num_positives"] == 1  # strictly above 4
+    assert found["alignment"] == pytest.approx(2.0)
 
 
 def test_retrieval_equals_its_slow_twin():
