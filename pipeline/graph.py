@@ -83,9 +83,8 @@ class _Builder:
             "inputs": [self._nodes[name].fingerprint for name in inputs.values()],
         })  # fmt: skip
         for other, node in self._nodes.items():
-            if (
-                node.fingerprint == whole and "/" in other
-            ):  # another recipe's step that is this one's as well
+            # another recipe's step, and this one's as well
+            if node.fingerprint == whole and "/" in other:
                 self._rename(other, name)
                 return
         self._nodes[name] = Node(

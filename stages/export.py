@@ -83,10 +83,9 @@ def _write_mask_weights(tokenizer: SentenceTokenizer, folder: Path) -> None:
     vocabulary = tokenizer.pretrained.get_vocab()
     words = sorted(vocabulary, key=lambda word: int(vocabulary[word]))
     mask = tokenizer.pretrained.mask_token
-    _write(
-        folder / "wordweights_config.json",
-        {"vocab": words, "word_weights": {mask: 1.0}, "unknown_word_weight": 0.0},
-    )
+    about = {"vocab": words, "word_weights": {mask: 1.0}, "unknown_word_weight": 0.0}
+    for name in ("config.json", "wordweights_config.json"):  # the latter before version 5
+        _write(folder / name, about)
     weights = np.array([[float(word == mask)] for word in words], dtype=np.float32)
     save_file({"emb_layer.weight": weights}, folder / "model.safetensors")
 

@@ -48,12 +48,23 @@ def make_sentences(count: int, seed: int = 0) -> list[str]:
 
 
 def make_model(
-    folder: Path, layers: int = 2, width: int = 32, seed: int = 0, **config: Any
+    folder: Path,
+    layers: int = 2,
+    width: int = 32,
+    seed: int = 0,
+    kind: str = "Bert",
+    head: str = "Model",
+    **config: Any,
 ) -> Path:
-    """A BERT of a few thousand parameters with a word-level tokenizer, saved like any other."""
+    """A transformer of a few thousand parameters with a word-level tokenizer, saved like any other.
+
+    Args:
+        kind: Bert or Roberta; head: Model, or ForMaskedLM to keep the masked-language head.
+    """
     import torch
+    import transformers
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     vocabulary = {word: i for i, word in enumerate([*special, *WORDS, ".", ":", '"', "means"])}
@@ -73,7 +84,8 @@ def make_model(
         "num_attention_heads": 2, "intermediate_size": 2 * width, "max_position_embeddings": 64,
         "initializer_range": 0.2,
     }  # fmt: skip
-    BertModel(BertConfig(**(settings | config))).save_pretrained(folder)
+    whole = getattr(transformers, f"{kind}Config")(**({"pad_token_id": 0} | settings | config))
+    getattr(transformers, f"{kind}{head}")(whole).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 

@@ -198,6 +198,15 @@ def load_pretrained(kind: Any, settings: ModelSettings, **options: Any) -> Any:
         )
 
 
+def set_dropout(backbone: nn.Module, rate: float) -> None:
+    """Sets every dropout of a transformers backbone, attention included."""
+    for module in backbone.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = rate
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = rate  # type: ignore[assignment]
+
+
 def keep_layers(backbone: Any, layers: list[int]) -> None:
     """Keeps only `layers` of a transformer stack, in that order, and says so in its config."""
     total = backbone.config.num_hidden_layers

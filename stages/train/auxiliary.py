@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
-from stages.encoder.model import Encoder, load_backbone, load_pretrained
+from stages.encoder.model import Encoder, load_backbone, load_pretrained, set_dropout
 from stages.encoder.settings import EncoderSettings, ModelSettings
 from stages.encoder.tokenizer import load_tokenizer
 from stages.errors import UserError
@@ -88,6 +88,8 @@ class ReplacedTokenDetector(nn.Module):
     ) -> None:
         super().__init__()
         self.discriminator, _ = load_backbone(settings)
+        if settings.dropout is not None:
+            set_dropout(self.discriminator, settings.dropout)
         self.detect = nn.Linear(encoder.dimension, 2)
         model = load_masked_language_model(generator).requires_grad_(False).train()
         own, other = (t.pretrained.get_vocab() for t in (encoder.tokenizer, load_tokenizer(

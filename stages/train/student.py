@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stages.encoder.model import Encoder, load_encoder
+from stages.encoder.model import Encoder, load_encoder, set_dropout
 from stages.encoder.settings import EncoderSettings
 from stages.encoder.tokenizer import SentenceTokenizer
 from stages.errors import UserError
@@ -134,15 +134,6 @@ def build_student(
     num_views = 3 if objectives.soft_negative else 2
     student = Student(encoder, settings, tokenizers, auxiliary, num_views, autocast)
     return student.to(encoder.device)
-
-
-def set_dropout(backbone: nn.Module, rate: float) -> None:
-    """Sets every dropout of a transformers backbone, attention included."""
-    for module in backbone.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = rate
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = rate  # type: ignore[assignment]
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
