@@ -88,6 +88,8 @@ def _difference(path: str, was: Any, now: Any) -> list[str]:
             if was.get(key) != now.get(key)
             for change in _difference(f"{path}.{key}", was.get(key), now.get(key))
         ]
+    if path.endswith(".model.recipe"):
+        return [f"{path.removesuffix('.recipe')} is another student of its recipe"]
     if path.endswith(("sha256", "path")) and was and now:
         return [f"the content of {path.removesuffix('.sha256')} changed"]
     return [f"{path} was {_shown(was)} and is {_shown(now)}"]

@@ -20,8 +20,11 @@ from stages.errors import UserError
 from stages.evaluate.sts import load_sts
 
 
-def check_inputs(recipe: Recipe) -> None:
+def check_inputs(recipe: Recipe, evaluated: bool = True) -> None:
     """Checks every model's configuration, and every STS set that is a file.
+
+    Args:
+        evaluated: False where only the student of the recipe is made.
 
     Raises:
         UserError: what is wrong, where, and how to mend it.
@@ -29,12 +32,14 @@ def check_inputs(recipe: Recipe) -> None:
     for settings in [*recipe.teachers, recipe.student]:
         config = _config(settings, recipe.storage)
         check_config(settings, config)
-        tested = {"max_length": recipe.evaluate.max_length}
-        check_config(settings.encoder().model_copy(update=tested), config)
+        if evaluated:
+            tested = {"max_length": recipe.evaluate.max_length}
+            check_config(settings.encoder().model_copy(update=tested), config)
     if detector := recipe.train.objectives.replaced_token:
         _config(detector.generator, recipe.storage)
     dev = [recipe.train.dev.sts] if recipe.train.dev else []
-    for test_set in [*dev, *recipe.evaluate.sts]:
+    geometry = [recipe.evaluate.geometry] if recipe.evaluate.geometry else []
+    for test_set in [*dev, *((*recipe.evaluate.sts, *geometry) if evaluated else ())]:
         if test_set.path is not None:
             load_sts(test_set)
 
@@ -44,7 +49,7 @@ def _config(settings: ModelSettings, storage: str) -> dict[str, Any]:
     if settings.recipe_file is None:
         return dict(json.loads(_config_file(settings).read_text()))
     recipe = student_recipe(settings.recipe_file, storage)
-    check_inputs(recipe)
+    check_inputs(recipe, evaluated=False)
     config = _config(recipe.student, storage)
     layers = recipe.student.layers
     return config | ({"num_hidden_layers": len(layers)} if layers else {})

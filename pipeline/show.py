@@ -68,9 +68,19 @@ def _artifact(artifact: Artifact, num_rows: int) -> str:
     lines += [f"    {key} = {json.dumps(value)}" for key, value in manifest.identity.items()]
     if manifest.stats:
         lines.append("  figures")
-        lines += [f"    {key} = {json.dumps(value)}" for key, value in manifest.stats.items()]
+        for key, value in manifest.stats.items():
+            lines += _figure(key, value)
     lines += _sample(artifact, num_rows)
     return "\n".join(lines)
+
+
+def _figure(key: str, value: Any) -> list[str]:
+    """`key = value`; a table (a list of figures) gets a line each."""
+    if isinstance(value, dict) and any(isinstance(inner, list | dict) for inner in value.values()):
+        return [line for name, inner in value.items() for line in _figure(f"{key}.{name}", inner)]
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return [f"    {key}"] + [f"      {json.dumps(row)}" for row in value]
+    return [f"    {key} = {json.dumps(value)}"]
 
 
 def _sample(artifact: Artifact, num_rows: int) -> list[str]:

@@ -142,7 +142,7 @@ def tiny_recipe(
             *parents, last = path.split("__")
             for part in parents:
                 place = place[int(part)] if isinstance(place, list) else place.setdefault(part, {})
-            place[last] = value
+            place[int(last) if isinstance(place, list) else last] = value
         return recipe
 
     return build

@@ -42,7 +42,23 @@ def unwritable(tmp_path):
     return {"storage": str(tmp_path / "a_file")}
 
 
+def a_circle(tmp_path):
+    """A recipe whose base is a recipe whose base is the first again."""
+    (tmp_path / "other.yaml").write_text(
+        "name: other\nsentences: {source: python-docs}\n"
+        "student: {model: 'recipe:recipe.yaml'}\ntrain: {objectives: {infonce: {}}}\n"
+    )
+    return {"teachers__0": {"name": "t", "model": f"recipe:{tmp_path}/other.yaml"}}
+
+
 BAD = {
+    "a recipe that builds on itself": (a_circle, "builds on its own student"),
+    "a base recipe that does not exist": (
+        lambda tmp: {"teachers__0": {"name": "t", "model": "recipe:nowhere.yaml"}},
+        "nowhere.yaml: there is no such file"),
+    "a generator that does not exist": (
+        lambda tmp: {"train__objectives__replaced_token": {"generator": {"model": "no/such"}}},
+        "not in the Hugging Face cache"),
     "a hub model that does not exist": (
         lambda tmp: {"teachers__0__model": "nobody/no-such-model"},
         "model 'nobody/no-such-model': not in the Hugging Face cache",

@@ -131,6 +131,60 @@ def test_the_exported_student_gives_our_vectors(sentray, tiny_recipe):
         assert str(sentray.folder / "sentences.txt") in card
 
 
+def test_rankencoder_trains_its_own_base_and_is_used_with_ranks(sentray, tiny_recipe, tmp_path):
+    """Base recipe -> vectors -> rank factors -> student -> Eq. 7, in one run; then shared."""
+    from scipy.stats import spearmanr
+    from sentence_transformers import SentenceTransformer
+
+    base = tiny_recipe(name="base", teachers=[], train__objectives={"infonce": {}})
+    base.pop("evaluate")
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(base | {"storage": "elsewhere"}))
+    teachers = [{"name": "b", "model": "recipe:base.yaml", "similarity": "ranks", "max_length": 32}]
+    recipe = tiny_recipe(
+        teachers=teachers, ranks={"corpus_size": 100},
+        train__objectives={"infonce": {}, "rank_regression": {"weight": 10.0, "low": 0.0}},
+        evaluate__speed=False,
+        evaluate__geometry={"name": "made-up", "path": str(tmp_path / "sts.tsv"),
+                            "positives_above": 0.5},
+    )  # fmt: skip
+    file = sentray.recipe_file(recipe)
+    plan = sentray("plan", file)
+    assert "base/train" in plan and "base/sentences" not in plan  # the same sentences: shared
+    out = sentray("run", file)
+    for title in ("b ", "b + ranks", "student after", "student after + ranks", "uniformity"):
+        assert title in out
+    root = Path(recipe["storage"])
+    assert not (tmp_path / "elsewhere").exists()
+    assert len(list(root.glob("train/*/manifest.json"))) == 2
+    assert "nothing to do" in sentray("plan", file)
+
+    # who needs the same base finds it trained
+    other = sentray("plan", file, "--set", "train.seed=7", "--set", "name=other")
+    assert " = base/train" in other and " = ranks:b" in other
+    changed = base | {"train": base["train"] | {"seed": 9}}
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(changed))
+    plan = sentray("plan", file)
+    assert " + base/train" in plan and "teachers[0].model is another student" in plan
+
+    student = root / "students" / "tiny"
+    sentences = make_sentences(5, seed=8)
+    plain = SentenceTransformer(str(student), device="cpu").encode(sentences)
+    corpus = np.load(student / "corpus.npy").astype(np.float32)
+    assert corpus.shape == (100, 32)
+    rho = spearmanr(plain @ corpus.T, axis=1).statistic
+    expected = 0.1 * rho + 0.9 * plain @ plain.T
+    found = float(sentray("similarity", student, sentences[0], sentences[1]))
+    assert found == pytest.approx(expected[0, 1], abs=2e-3)
+    cosine = float(sentray("similarity", student, *sentences[:2], "--rank-weight", "0"))
+    assert cosine == pytest.approx((plain @ plain.T)[0, 1], abs=1e-3)
+    (tmp_path / "texts.txt").write_text("\n".join(sentences) + "\n")
+    sentray("encode", student, tmp_path / "texts.txt", tmp_path / "vectors.npy")
+    vectors = np.load(tmp_path / "vectors.npy")
+    np.testing.assert_allclose(vectors @ vectors.T, expected, atol=2e-3)
+    error = sentray("similarity", student, "a", "b", "--rank-weight", "2", code=2)
+    assert "between 0 and 1" in error
+
+
 def kill_when(process, line, happened):
     """SIGKILL once `line` was printed and `happened()`; fails if the process ends before."""
     for printed in process.stdout:
@@ -159,13 +213,24 @@ def wait_for_idle(address):
 STAGES = {
     "sentences": "",
     "embed:t": "embed/*/shards/*.json",
+    "corpus:t": "",
+    "ranks:t": "ranks/*/shards/*.json",
     "tokens": "tokens/*/shards/*.json",
     "train": "work/train/*/step-*/complete.json",
     "evaluate:before": "",
     "evaluate:t": "",
+    "corpus:after": "",
     "evaluate:after": "",
     "export": "",
 }
+RANKS = dict(
+    ranks={"corpus_size": 500, "dimensions": 32},
+    train__objectives={"infonce": {}, "listnet": {}, "rank_regression": {"combine": "sum"}},
+)  # fmt: skip
+
+
+def rank_teacher(tiny_recipe):
+    return [tiny_recipe()["teachers"][0] | {"similarity": "ranks"}]
 
 
 def test_a_killed_driver_loses_nothing_that_was_finished(sentray, tiny_recipe, tmp_path):
@@ -174,7 +239,7 @@ def test_a_killed_driver_loses_nothing_that_was_finished(sentray, tiny_recipe, t
     text.write_text("\n".join(make_sentences(6000)) + "\n")
     changes = dict(
         sentences__path=str(text), train__max_steps=80, train__checkpoint_every_steps=5,
-        evaluate__speed=False,
+        evaluate__speed=False, teachers=rank_teacher(tiny_recipe), **RANKS,
     )  # fmt: skip
     recipe = tiny_recipe(**changes)
     file = sentray.recipe_file(recipe)
@@ -185,9 +250,9 @@ def test_a_killed_driver_loses_nothing_that_was_finished(sentray, tiny_recipe, t
         wait_for_idle(sentray.address)
         finished = made(recipe["storage"])
         kind = stage.partition(":")[0]
-        if stage != "evaluate:after" and stage != "evaluate:t":
+        if kind != "evaluate" and stage != "corpus:after":
             assert not [n for n in finished if n.startswith(kind) and n.endswith("manifest.json")]
-        if stage in ("embed:t", "tokens"):
+        if stage in ("embed:t", "ranks:t", "tokens"):
             shards = [name for name in finished if name.startswith(f"{kind}/")]
             assert 0 < len(shards) < 94
             assert f"missing {94 - len(shards)} of 94 shards" in sentray("plan", file)
@@ -196,8 +261,7 @@ def test_a_killed_driver_loses_nothing_that_was_finished(sentray, tiny_recipe, t
         sentray("run", file, "--only", stage)
         kept = {name: made(recipe["storage"])[name] for name in finished}
         assert kept == finished  # nothing that was finished was made again
-    assert "nothing to do" in sentray("plan", file)
-
+    sentray("run", file)  # the two evaluations with ranks
     undisturbed = tiny_recipe(**changes, storage=str(tmp_path / "undisturbed"))
     sentray("run", sentray.recipe_file(undisturbed))
     assert student_weights(recipe["storage"]) == student_weights(undisturbed["storage"])
@@ -241,6 +305,50 @@ def test_workers_and_zero_stages_agree_with_the_plain_engine(sentray, tiny_recip
         np.testing.assert_allclose(figures, expected, rtol=1e-5, atol=1e-5)
         for name in (name for name in weights if not name.endswith("key.bias")):
             np.testing.assert_allclose(found[name], weights[name], atol=1e-5, err_msg=name)
+
+
+def test_two_workers_train_every_method_as_one_does(sentray, tiny_recipe, tmp_path):
+    """Ranks, soft negatives, prompts with denoising, batch norm, both auxiliary losses."""
+    from safetensors.numpy import load
+
+    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model = make_model(tmp_path / "student", head="ForMaskedLM", seed=6, **quiet)
+    generator = make_model(tmp_path / "generator", head="ForMaskedLM", layers=1, seed=7, **quiet)
+    template = 'The book : "{sentence}" means{mask}.'
+    recipe = tiny_recipe(
+        student={"model": str(model), "pooling": "mask", "template": template, "dropout": 0.0,
+                 "second_template": "A red {sentence} means {mask}.", "max_length": 24,
+                 "template_denoising": True, "head": "batchnorm", "final_period": "promptbert"},
+        teachers=rank_teacher(tiny_recipe), ranks={"corpus_size": 100},
+        train__objectives={
+            "infonce": {}, "rank_regression": {"low": 0.0, "combine": "sum"},
+            "soft_negative": {"weight": 0.5}, "masked_language": {},
+            "replaced_token": {"weight": 0.1, "generator": {"model": str(generator)}},
+        },
+        train__log_every_steps=1, train__max_steps=4, train__learning_rate=1e-4,
+        train__dev__every_steps=2, evaluate__speed=False,
+    )  # fmt: skip
+    file = sentray.recipe_file(recipe)
+    sentray("run", file)
+
+    def outcome():
+        (lines,) = Path(recipe["storage"]).glob("train/*/files/*/metrics/metrics.jsonl")
+        rows = [json.loads(line) for line in lines.read_text().splitlines()]
+        keys = ("loss", "infonce", "rank_regression", "soft_negative", "masked_language",
+                "replaced_token", "gradient_norm", "dev_spearman")  # fmt: skip
+        figures = [[row[key] for key in keys if key in row] for row in rows]
+        return [x for row in figures for x in row], load(student_weights(recipe["storage"]))
+
+    expected, weights = outcome()
+    for stage in (0, 2):
+        sentray(
+            "run", file, "--only", "train", "--force", "train", "--set", "train.num_workers=2",
+            "--set", f"train.zero_stage={stage}", "--set", "train.cpus_per_worker=1",
+        )  # fmt: skip
+        figures, found = outcome()
+        np.testing.assert_allclose(figures, expected, rtol=2e-4, atol=2e-4)
+        for name in (name for name in weights if not name.endswith("key.bias")):
+            np.testing.assert_allclose(found[name], weights[name], atol=2e-5, err_msg=name)
 
 
 def test_a_killed_training_worker_is_replaced_and_changes_nothing(sentray, tiny_recipe, tmp_path):
@@ -313,6 +421,8 @@ BAD = {
         lambda tmp: {"train__learning_rate": 1e30, "train__num_workers": 2},
         "became nan",
     ),
+    "a rank corpus larger than the text": (
+        lambda tmp: {"ranks": {"corpus_size": 5000}}, "only 300 sentences"),
     "a batch larger than the corpus": (
         lambda tmp: {"train__batch_size": 4096}, "only 300 sentences"),
     "more workers than the cluster has": (

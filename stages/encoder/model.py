@@ -174,10 +174,12 @@ def load_backbone(settings: EncoderSettings) -> tuple[Any, dict[str, Tensor]]:
     """
     from transformers import AutoModel
 
-    backbone = load_pretrained(AutoModel, settings)
+    backbone, about = load_pretrained(AutoModel, settings, output_loading_info=True)
     unused: dict[str, Tensor] = {}
     if getattr(backbone, "pooler", None) is not None:
-        unused = {f"pooler.{k}": v.clone() for k, v in backbone.pooler.state_dict().items()}
+        whole = {f"pooler.{k}": v.clone() for k, v in backbone.pooler.state_dict().items()}
+        if not whole.keys() & about["missing_keys"]:  # else it was just made up at random
+            unused = whole
         backbone.pooler = None
     check_config(settings, backbone.config.to_dict())
     if settings.layers is not None:

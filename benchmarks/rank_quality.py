@@ -1,0 +1,69 @@
+"""RankEncoder step by step: base, ranks alone (Eq. 2), retrained (Eq. 5), with ranks (Eq. 7).
+
+    SENTRAY_DATA=/path/to/data python benchmarks/rank_quality.py --seeds 1 2 3
+
+Runs recipes/wiki-ranks.yaml once per seed with exact ranks and once with ranks compressed to 256
+dimensions; the base encoder (recipes/wiki-simcse.yaml) is trained with the same seed, in the same
+run, once for both. Prints mean and standard deviation over seeds: Spearman x 100 on the test sets,
+alignment and uniformity on STS-B dev, and the compression's error. Checkpoints are chosen on STS-B
+dev. What is done already is not done again.
+"""
+
+import argparse
+import statistics
+from pathlib import Path
+
+from pipeline.artifacts import ArtifactStore
+from pipeline.graph import build_graph
+from pipeline.recipe import dump_recipe, load_recipe
+from pipeline.runner import collect_results, run
+from pipeline.table import title_of
+
+WAYS = {"exact": [], "256 dimensions": ["ranks.dimensions=256"]}
+
+
+def figures(result: dict) -> dict[str, float]:
+    """All figures of one encoder by column."""
+    found = {name: entry["spearman"] for name, entry in result["sts"].items()}
+    return found | {key: result["geometry"][key] for key in ("alignment", "uniformity")}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--storage", default="runs")
+    parser.add_argument("--set", action="append", default=[], help="overrides of wiki-ranks.yaml")
+    options = parser.parse_args()
+    store = ArtifactStore(options.storage)
+    lines: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for seed in options.seeds:
+        base = load_recipe("recipes/wiki-simcse.yaml", [f"train.seed={seed}"])
+        base_file = Path(options.storage).absolute() / f"wiki-simcse-{seed}.yaml"
+        base_file.parent.mkdir(parents=True, exist_ok=True)
+        base_file.write_text(dump_recipe(base))
+        for way, changes in WAYS.items():
+            overrides = [*options.set, *changes, f"storage={options.storage}",
+                         f"train.seed={seed}", f"teachers.0.model=recipe:{base_file}"]  # fmt: skip
+            recipe = load_recipe("recipes/wiki-ranks.yaml", overrides)
+            run(recipe)
+            folders = {
+                node.name: store.folder(node.kind, node.title, node.fingerprint)
+                for node in build_graph(recipe).values()
+            }
+            for who, result in collect_results(store, folders)["evaluations"].items():
+                lines.setdefault((way, who), []).append(figures(result))
+            corpus = store.manifest(folders["corpus:simcse"])
+            assert corpus is not None
+            error = {k: v for k, v in corpus.stats.get("error", {}).items() if k != "tenths"}
+            print(way, "seed", seed, "error", error, flush=True)
+    for (way, who), rows in lines.items():
+        cells = []
+        for name in rows[0]:
+            values = [row[name] for row in rows]
+            spread = statistics.stdev(values) if len(values) > 1 else 0.0
+            cells.append(f"{name} {statistics.mean(values):.2f}±{spread:.2f}")
+        print(f"{way:<15} {title_of(who):<24}" + "   ".join(cells))
+
+
+if __name__ == "__main__":
+    main()
