@@ -75,6 +75,12 @@ class Recipe(Settings):
             raise ValueError(
                 "a teacher with similarity: ranks needs a corpus: add `ranks: {corpus_size: 10000}`"
             )
+        limit = self.sentences.limit
+        if self.ranks is not None and limit is not None and self.ranks.corpus_size > limit:
+            raise ValueError(
+                f"ranks.corpus_size {self.ranks.corpus_size} is more than sentences.limit {limit}; "
+                "lower it or raise the limit"
+            )
         if self.evaluate.retrieval and not self.sentences.holdout_pairs:
             raise ValueError(
                 "evaluate.retrieval needs held-out pairs: set sentences.source: python-docs and "

@@ -1,5 +1,6 @@
 """Shared by all tests: tiny models made here, real data when it is there, one Ray cluster."""
 
+import copy
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -142,7 +143,7 @@ def tiny_recipe(
             *parents, last = path.split("__")
             for part in parents:
                 place = place[int(part)] if isinstance(place, list) else place.setdefault(part, {})
-            place[int(last) if isinstance(place, list) else last] = value
+            place[int(last) if isinstance(place, list) else last] = copy.deepcopy(value)
         return recipe
 
     return build

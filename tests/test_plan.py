@@ -9,6 +9,7 @@ import yaml
 
 from pipeline.graph import build_graph
 from pipeline.recipe import load_recipe
+from stages.errors import UserError
 from tests.conftest import make_model, make_sentences
 
 AFTER_TRAINING = {"train", "evaluate:after", "export", "speed"}
@@ -110,6 +111,66 @@ def test_without_a_listwise_objective_no_teacher_is_embedded(stale, tiny_recipe)
     found = stale.prints(tiny_recipe(train__objectives={"infonce": {}}))
     assert "embed:t" not in found
     assert "evaluate:t" in found
+
+
+RANKS = dict(
+    ranks={"corpus_size": 100, "dimensions": 20},
+    teachers__0__similarity="ranks",
+    train__objectives={"infonce": {}, "rank_regression": {}},
+)
+WITH_RANKS = {"corpus:after", "evaluate:after+ranks"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (dict(ranks__seed=1), {"corpus:t", "ranks:t", "evaluate:t+ranks"} | WITH_RANKS),
+        (dict(ranks__dimensions=10), {"corpus:t", "ranks:t", "evaluate:t+ranks"} | WITH_RANKS),
+        (dict(train__objectives__rank_regression__low=0.1), WITH_RANKS),
+    ],
+)
+def test_ranks_make_stale_what_depends_on_them(stale, tiny_recipe, changes, expected):
+    base = stale.prints(tiny_recipe(**RANKS))
+    found = stale.prints(tiny_recipe(**RANKS, **changes))
+    changed = {name for name in found if found[name] != base[name]}
+    assert changed == expected | AFTER_TRAINING
+
+
+def test_the_share_of_ranks_at_inference_changes_use_and_not_training(stale, tiny_recipe):
+    base = stale.prints(tiny_recipe(**RANKS))
+    half = stale.prints(tiny_recipe(**RANKS, ranks__inference_weight=0.5))
+    changed = {name for name in half if half[name] != base[name]}
+    assert changed == {"evaluate:after+ranks", "export", "speed"}
+    without = stale.prints(tiny_recipe(**RANKS, ranks__inference_weight=None))
+    assert base.keys() - without.keys() == WITH_RANKS
+    assert without["train"] == base["train"]
+
+
+def test_recipes_share_what_they_have_in_common(stale, tiny_recipe, tmp_path):
+    """The base's sentences and tokens are this recipe's too; the same student is one training."""
+    base = tiny_recipe(name="base", teachers=[], train__objectives={"infonce": {}})
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(base))
+    alone = stale.prints(base)
+    teacher = {"name": "b", "model": f"recipe:{tmp_path}/base.yaml", "max_length": 32}
+    found = stale.prints(tiny_recipe(teachers=[teacher]))
+    assert "base/train" in found and found["base/train"] == alone["train"]
+    assert found["tokens"] == alone["tokens"]
+    assert not {"base/tokens", "base/sentences", "base/evaluate:after"} & found.keys()
+    longer = stale.prints(tiny_recipe(teachers=[teacher], student__max_length=20))
+    assert longer["base/tokens"] == alone["tokens"] != longer["tokens"]
+    start = stale.prints(tiny_recipe(student={"model": teacher["model"]}))
+    assert start["base/train"] == alone["train"] != start["train"]
+
+
+def test_two_recipes_of_one_name_that_differ_are_refused(stale, tiny_recipe, tmp_path):
+    teachers = []
+    for seed in (1, 2):
+        base = tiny_recipe(name="base", teachers=[], train__seed=seed,
+                           train__objectives={"infonce": {}})  # fmt: skip
+        (tmp_path / f"{seed}.yaml").write_text(yaml.safe_dump(base))
+        teachers.append({"name": f"b{seed}", "model": f"recipe:{tmp_path}/{seed}.yaml"})
+    with pytest.raises(UserError, match="two recipes with different settings are called 'base'"):
+        stale.prints(tiny_recipe(teachers=teachers))
 
 
 def test_planning_imports_neither_torch_nor_ray(tmp_path, tiny_recipe):

@@ -54,6 +54,7 @@ def test_every_shipped_recipe_is_valid(file, monkeypatch):
         (["train.objectives={infonce: {}, soft_negative: {low: 1.0}}"], "(alpha) is above high"),
         (["teachers.0.similarity=ranks"], "needs a corpus: add `ranks"),
         (["ranks={corpus_size: 50, dimensions: 50}"], "must be below corpus_size 50"),
+        (["ranks={corpus_size: 500}", "sentences.limit=400"], "is more than sentences.limit 400"),
         (["teachers.0.model=recipe:x.yaml"], "are that recipe's"),
         (["evaluate.retrieval={}"], "needs held-out pairs"),
         (["sentences.min_chars=2000"], "is above max_chars"),
