@@ -1,7 +1,7 @@
 """The record of a recipe's runs: `history/<recipe>/<time>/`, newest last.
 
-`recipe.yaml` (resolved), `run.json` (artifacts and their settings, written when a run starts),
-`results.json` and `report.html` (when it ends).
+`recipe.yaml` (resolved; `recipe.<name>.yaml` for each it builds on) and `run.json` (artifacts and
+their settings) are written when a run starts, `results.json` and `report.html` when it ends.
 """
 
 import json
@@ -18,6 +18,9 @@ def start_record(root: Root, recipe: Recipe, nodes: list[Node], folders: dict[st
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime()) + f"{time.time_ns() // 1000 % 10**6:06d}"
     folder = f"history/{recipe.name}/{stamp}"
     root.write(f"{folder}/recipe.yaml", dump_recipe(recipe).encode())
+    for other in {node.recipe.name: node.recipe for node in nodes}.values():
+        if other.name != recipe.name:
+            root.write(f"{folder}/recipe.{other.name}.yaml", dump_recipe(other).encode())
     record = {
         node.name: {"folder": folders[node.name], "settings": node.settings} for node in nodes
     }

