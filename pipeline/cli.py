@@ -59,16 +59,12 @@ def _similarity(options: argparse.Namespace) -> int:
 
 
 def _encode(options: argparse.Namespace) -> int:
-    from stages.files import Root
-    from stages.ranks.similarity import load_student
-    from stages.rows import npy_bytes
+    from stages.ranks.similarity import load_student, write_vectors
 
     texts = _lines(options.text)
     model = load_student(options.model, options.rank_weight)
-    vectors = model.encode(texts)
-    target = Path(options.vectors).absolute()
-    Root(str(target.parent)).write(target.name, npy_bytes(vectors))
-    print(f"{len(vectors):,} vectors of {vectors.shape[1]:,} dimensions -> {options.vectors}")
+    number, dimensions = write_vectors(model, texts, Path(options.vectors))
+    print(f"{number:,} vectors of {dimensions:,} dimensions -> {options.vectors}")
     return 0
 
 

@@ -82,24 +82,26 @@ class _Builder:
             "settings": settings,
             "inputs": [self._nodes[name].fingerprint for name in inputs.values()],
         })  # fmt: skip
-        for other, node in self._nodes.items():
-            # another recipe's step, and this one's as well
-            if node.fingerprint == whole and "/" in other:
-                self._rename(other, name)
-                return
-        self._nodes[name] = Node(
+        node = Node(
             name, self._recipe, kind, title or self._recipe.name, settings, encoder_path, inputs,
             whole,
         )  # fmt: skip
+        # the same step of a recipe that this one builds on becomes this recipe's
+        alike = [n.name for n in self._nodes.values() if n.fingerprint == whole and "/" in n.name]
+        self._nodes[name] = node
+        if alike:
+            self._put_in_place_of(alike[0], node)
 
-    def _rename(self, old: str, new: str) -> None:
+    def _put_in_place_of(self, old: str, new: Node) -> None:
         nodes = {}
         for node in self._nodes.values():
-            name = new if node.name == old else node.name
-            inputs = {own: new if one == old else one for own, one in node.inputs.items()}
-            nodes[name] = replace(node, name=name, inputs=inputs)
+            if node.name == old:
+                nodes[new.name] = new
+            elif node.name != new.name:
+                inputs = {own: new.name if n == old else n for own, n in node.inputs.items()}
+                nodes[node.name] = replace(node, inputs=inputs)
         self._nodes = nodes
-        self._students = {f: new if one == old else one for f, one in self._students.items()}
+        self._students = {f: new.name if n == old else n for f, n in self._students.items()}
 
     def build(self) -> dict[str, Node]:
         recipe, ranks = self._recipe, self._recipe.ranks
@@ -132,7 +134,8 @@ class _Builder:
         inputs = _same(*tokens, *factors) | student
         self._add("train", identity | _train(recipe), inputs, encoder_path="student")
         if ranks and ranks.inference_weight is not None:
-            self._add("corpus:after", _ranks(recipe), _same("sentences", "train"))
+            read = {"evaluate.max_length": recipe.evaluate.max_length}
+            self._add("corpus:after", _ranks(recipe) | read, _same("sentences", "train"))
         self._add_evaluations()
         results = [name for name in self._nodes if name.startswith("evaluate:")]
         after = ["corpus:after"] if "corpus:after" in self._nodes else []

@@ -23,8 +23,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.graph import ROW_WISE
 from pipeline.job import Job, Say, clock
-from pipeline.work import MAKERS, ShardWorker, make_training, missing_shards
+from pipeline.work import MAKERS, ShardWorker, make_training, missing_shards, row_source
 from stages.errors import UserError
+from stages.ranks.corpus import sample_rows
 from stages.train.settings import batch_too_large
 
 
@@ -133,10 +134,11 @@ def make_node(job: Job, board: Any, say: Say) -> None:
     Raises:
         UserError: as the stage raised it, without Ray's wrapping.
     """
+    if job.node.kind in ("embed", "tokens", "train"):
+        _check_sizes(job)
     if job.node.kind in ROW_WISE:
         _make_rows(job, say)
     elif job.node.kind == "train":
-        _check_batch(job)
         if job.recipe.train.resolved_engine == "plain":
             _train_plain(job, board)
         else:
@@ -151,10 +153,13 @@ def make_node(job: Job, board: Any, say: Say) -> None:
         _task(_make, options, job, board)
 
 
-def _check_batch(job: Job) -> None:
-    num_rows = job.input("tokens").manifest.num_rows
+def _check_sizes(job: Job) -> None:
+    """Says as soon as the sentences are counted what would else be found hours later."""
+    num_rows = row_source(job).manifest.num_rows
     if job.recipe.train.batch_size > num_rows:
         raise batch_too_large(job.recipe.train.batch_size, num_rows)
+    if job.recipe.ranks is not None:
+        sample_rows(num_rows, job.recipe.ranks)
 
 
 def _task(function: Callable[..., None], options: dict[str, Any], job: Job, board: Any) -> None:

@@ -91,7 +91,9 @@ class Recipe(Settings):
     def warnings(self) -> list[str]:
         """Settings that have no effect together, said whenever the recipe is planned or run."""
         found = []
-        views_alike = self.student.dropout == 0
+        student = self.student
+        one_template = student.second_template in (None, student.template)
+        views_alike = student.dropout == 0 and one_template
         if views_alike and self.train.objectives.consistency:
             found.append(
                 "student.dropout is 0, so both views of a sentence are the same vector: "

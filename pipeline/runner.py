@@ -109,6 +109,7 @@ def run(
                 store.forget(job.folder)
                 store.root.delete(job.work_folder)
             make_node(job, board, partial(teller.say, node.name))
+            _relay(board, teller)  # what its workers said last, before "done"
             seconds = clock(time.time() - job.started)
             teller.say(node.name, f"done in {seconds} -> {job.folder}", important=True)
 

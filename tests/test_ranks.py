@@ -1,5 +1,9 @@
 """Rank vectors: golden values, scipy, ties, compression and its error, Eq. 7."""
 
+import io
+import json
+import shutil
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -18,12 +22,11 @@ from stages.ranks.corpus import (
     fit_basis,
     measure_error,
     positions_of,
-    project,
     sample_rows,
 )
 from stages.ranks.positions import averaged_rank_factor, rank_factor, rank_positions
 from stages.ranks.settings import RanksSettings
-from stages.ranks.similarity import RankAwareEncoder
+from stages.ranks.similarity import RankAwareEncoder, joined, load_student, write_vectors
 from stages.rows import FactorRows, unit_rows
 from tests.conftest import make_sentences
 
@@ -86,11 +89,15 @@ def low_rank_positions(count, n=300, seed=0):
     return positions_of(vectors(count, 6, seed=seed), corpus)
 
 
+def projected(positions, basis):
+    return rank_factor(positions) @ basis
+
+
 def test_the_error_of_a_basis_is_that_of_the_products():
     basis = fit_basis(low_rank_positions(200), 20)
     held_out = low_rank_positions(50, seed=5)
-    error = measure_error(held_out, basis)
-    exact, short = rank_factor(held_out), project(held_out, basis)
+    error = measure_error(held_out, projected(held_out, basis))
+    exact, short = rank_factor(held_out), projected(held_out, basis)
     above = np.triu_indices(50, 1)
     truth, difference = (exact @ exact.T)[above], (short @ short.T - exact @ exact.T)[above]
     assert error["rmse"] == pytest.approx(np.sqrt((difference**2).mean()), rel=1e-3)
@@ -104,12 +111,12 @@ def test_the_error_of_a_basis_is_that_of_the_products():
 def test_more_dimensions_err_less_and_no_other_basis_errs_less():
     fit = low_rank_positions(200)
     bases = {k: fit_basis(fit, k) for k in (2, 6, 20, 60)}
-    errors = [measure_error(fit, basis)["rmse"] for basis in bases.values()]
+    errors = [measure_error(fit, projected(fit, basis))["rmse"] for basis in bases.values()]
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] < 0.05 < errors[0]
     np.testing.assert_allclose(bases[20].T @ bases[20], np.eye(20), atol=1e-3)
     other = np.linalg.qr(vectors(300, 6))[0]
-    assert measure_error(fit, bases[6])["rmse"] < measure_error(fit, other)["rmse"]
+    assert errors[1] < measure_error(fit, projected(fit, other))["rmse"]
 
 
 def test_the_sample_is_a_function_of_size_and_seed_and_keeps_its_parts_apart():
@@ -147,11 +154,26 @@ def test_published_factors_give_the_similarities(tmp_path, dimensions):
     assert ("error" in stats) == (dimensions is not None)
 
 
+def test_a_compressed_shard_is_never_held_in_full_width(monkeypatch):
+    """A shard of 8,192 rows over 100,000 corpus sentences would be 3 GB of positions."""
+    widest = []
+    real = corpus_module.rank_positions
+    monkeypatch.setattr(corpus_module, "tile_rows", lambda n: 16)
+    monkeypatch.setattr(corpus_module, "rank_positions", lambda s: widest.append(len(s)) or real(s))
+    monkeypatch.setattr(corpus_module, "positions_of", None)
+    corpus, basis = vectors(200), np.linalg.qr(vectors(200, 10))[0]
+    made = Ranker(corpus, basis)(vectors(100, seed=1))["factors.npy"]
+    assert np.load(io.BytesIO(made)).shape == (100, 10)
+    assert max(widest) == 16
+
+
 BAD = {
     "a corpus larger than the text": (
         lambda: sample_rows(99, RanksSettings(corpus_size=100)), "only 99 sentences"),
     "more dimensions than rows to fit": (
         lambda: sample_rows(60, RanksSettings(corpus_size=58, dimensions=57)), "only 54 rank"),
+    "nothing to measure the error on": (
+        lambda: sample_rows(19, RanksSettings(corpus_size=9, dimensions=3)), "no two are left"),
     "one vector for every sentence": (
         lambda: check_corpus(np.ones((5, 3)), "m"), "nothing to rank"),
     "a sentence without any order": (
@@ -180,18 +202,23 @@ def encoder(student_folder):
     return load_for_inference(chosen)
 
 
-def test_rank_aware_similarity_is_equation_7(encoder, golden):
+def test_rank_aware_similarity_is_equation_7(encoder):
     texts, corpus = make_sentences(6, seed=3), encoder.encode_unit(make_sentences(80, seed=4))
     unit = encoder.encode_unit(texts)
     rho = spearmanr(unit @ corpus.T, axis=1).statistic
     for weight in (0.0, 0.1, 1.0):
         found = RankAwareEncoder(encoder, corpus, None, weight).similarity(texts, texts)
         np.testing.assert_allclose(found, weight * rho + (1 - weight) * unit @ unit.T, atol=1e-5)
-    expected = golden["expected"]
-    cosine = np.array(expected["student_cosines"])[0, 1]
-    rank = np.array(expected["rank_similarity_teacher1"])[0, 1]
-    eq7 = expected["rankencoder_eq7_lambda0.1_pair01"]
-    assert 0.1 * rank + 0.9 * cosine == pytest.approx(eq7)
+        assert found.dtype == np.float32
+
+
+def test_equation_7_equals_its_golden_value(golden):
+    inputs = {name: np.array(golden["inputs"][name]) for name in ("u", "v", "teacher1", "corpus")}
+    factors = rank_factor(positions_of(inputs["teacher1"], inputs["corpus"]))
+    left = joined(unit_rows(inputs["u"][:1]), factors[:1], 0.1)
+    right = joined(unit_rows(inputs["v"][1:2]), factors[1:2], 0.1)
+    expected = golden["expected"]["rankencoder_eq7_lambda0.1_pair01"]
+    assert float(left[0] @ right[0]) == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_sentence_is_encoded_once_however_many_it_is_compared_with(encoder, monkeypatch):
@@ -206,3 +233,24 @@ def test_a_sentence_is_encoded_once_however_many_it_is_compared_with(encoder, mo
 def test_vectors_of_another_encoder_are_refused(encoder):
     with pytest.raises(UserError, match="made by another encoder"):
         RankAwareEncoder(encoder, vectors(9, 5), None, 0.1).encode(["a cat"])
+
+
+@pytest.mark.parametrize("length", [None, 20, 10**6])
+def test_any_encoder_folder_can_be_asked(tmp_path, student_folder, length, monkeypatch):
+    """max_seq_length missing, null or beyond the model's 64 positions; a blank line; windows."""
+    folder = shutil.copytree(student_folder, tmp_path / "model")
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": length}))
+    model = load_student(folder)
+    assert model.encoder.settings.max_length == (20 if length == 20 else 64)
+    monkeypatch.setattr("stages.ranks.similarity.WINDOW_TEXTS", 2)
+    texts = ["a cat", "", "the dog eats", "a " * 100, "a bird"]
+    assert write_vectors(model, texts, tmp_path / "vectors.npy") == (5, 32)
+    stored = np.load(tmp_path / "vectors.npy")
+    np.testing.assert_allclose(stored, model.encode(texts), atol=1e-5)
+    assert stored.dtype == np.float32
+    with pytest.raises(UserError, match="exported without rank vectors"):
+        load_student(folder, 0.5)
+    with pytest.raises(UserError, match="cannot be written"):
+        write_vectors(model, texts, tmp_path / "nowhere" / "vectors.npy")

@@ -52,6 +52,10 @@ def test_every_shipped_recipe_is_valid(file, monkeypatch):
         ),
         (["train.objectives={rank_regression: {}}"], "has no other to take the maximum with"),
         (["train.objectives={infonce: {}, soft_negative: {low: 1.0}}"], "(alpha) is above high"),
+        (
+            ["train.objectives.replaced_token={generator: {model: 'recipe:a.yaml'}}"],
+            "must be a pretrained model",
+        ),
         (["teachers.0.similarity=ranks"], "needs a corpus: add `ranks"),
         (["ranks={corpus_size: 50, dimensions: 50}"], "must be below corpus_size 50"),
         (["ranks={corpus_size: 500}", "sentences.limit=400"], "is more than sentences.limit 400"),

@@ -175,7 +175,7 @@ def check_config(settings: EncoderSettings, config: dict[str, Any]) -> None:
 def position_offset(config: dict[str, Any]) -> int:
     """Position id of the first token: RoBERTa and its kin start behind the padding's."""
     kind = config.get("model_type", "")
-    kin = "roberta" in kind or kind in ("camembert", "mpnet")
+    kin = "roberta" in kind or kind in ("camembert", "data2vec-text", "longformer", "mpnet")
     return int(config.get("pad_token_id", 1)) + 1 if kin else 0
 
 
@@ -199,6 +199,11 @@ def resolved(settings: EncoderSettings, folder: Path | None) -> EncoderSettings:
     own = folder / "sentray.json" if folder else None
     if own and own.is_file():
         about = json.loads(own.read_text())
+        if settings.template is not None or settings.final_period != "keep":
+            raise UserError(
+                f"model '{settings.model}': it says itself which template and final period it "
+                "takes (sentray.json); leave them out, or set pooling as well to replace them"
+            )
         return settings.model_copy(update=about)
     return settings.model_copy(update={"pooling": _pooling_of(settings.model, folder)})
 

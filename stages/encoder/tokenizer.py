@@ -68,10 +68,23 @@ class SentenceTokenizer:
         self.suffix = self._rust.encode(after, add_special_tokens=False).ids + self.suffix
 
     def _special_tokens_around(self) -> tuple[list[int], list[int]]:
-        marker = self._rust.encode("a", add_special_tokens=False).ids
-        whole = self._rust.encode("a", add_special_tokens=True).ids
-        start = whole.index(marker[0])
-        return whole[:start], whole[start + len(marker) :]
+        """What the tokenizer puts before and after a sentence, found with two of them.
+
+        One alone is not enough: an exported student's tokenizer adds its template, where a word
+        may stand as well.
+        """
+        bare, whole = (
+            [self._rust.encode(text, add_special_tokens=special).ids for text in ("a", "b b b")]
+            for special in (False, True)
+        )
+        for start in range(len(whole[0])):
+            ends = [start + len(ids) for ids in bare]
+            inside = all(w[start:end] == b for w, b, end in zip(whole, bare, ends, strict=True))
+            before, after = ([w[:start] for w in whole],
+                             [w[end:] for w, end in zip(whole, ends, strict=True)])  # fmt: skip
+            if inside and before[0] == before[1] and after[0] == after[1]:
+                return before[0], after[0]
+        raise AssertionError("the tokenizer does not put the same around every sentence")
 
     def __call__(self, texts: Sequence[str]) -> list[np.ndarray]:
         """One int32 array of ids per text, in order: special tokens, template, sentence."""
@@ -87,11 +100,12 @@ class SentenceTokenizer:
     def wrap(self, rows: Sequence[Sequence[int] | np.ndarray]) -> list[np.ndarray]:
         """Sentence ids with special tokens and template around them, int32."""
         around = [np.asarray(ids, dtype=np.int32) for ids in (self.prefix, self.suffix)]
-        return [np.concatenate([around[0], row, around[1]], dtype=np.int32) for row in rows]
+        inner = [np.asarray(row, dtype=np.int32) for row in rows]
+        return [np.concatenate([around[0], row, around[1]]) for row in inner]
 
     def _closed(self, text: str) -> str:
         """The text with its final period, as the setting asks."""
-        if self.settings.final_period == "keep":
+        if self.settings.final_period == "keep" or not text:
             return text
         missing, added = FINAL_PERIOD[self.settings.final_period]
         return re.sub(missing.replace(r"\z", r"\Z"), added, text, count=1)

@@ -4,6 +4,7 @@ import numpy as np
 
 from stages.evaluate.settings import GeometrySettings
 from stages.evaluate.sts import Encode, load_sts
+from stages.rows import unit_rows
 
 TILE_ROWS = 1024
 
@@ -12,13 +13,14 @@ def score_geometry(settings: GeometrySettings, encode: Encode) -> dict[str, floa
     """Alignment of pairs that mean the same, uniformity of all sentences; lower is better.
 
     Args:
-        encode: texts to unit vectors (N, D).
+        encode: texts to vectors (N, D), which are scaled to length 1.
 
     Raises:
         UserError: see `load_sts`.
     """
     pairs = load_sts(settings)
-    left, right = encode(pairs.sentence1), encode(pairs.sentence2)
+    # compressed rank vectors are a little shorter than 1, where both figures are defined
+    left, right = unit_rows(encode(pairs.sentence1)), unit_rows(encode(pairs.sentence2))
     same = pairs.gold > settings.positives_above
     return {
         "num_positives": int(same.sum()),

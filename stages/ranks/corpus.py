@@ -20,11 +20,12 @@ from stages.ranks.positions import (
 from stages.ranks.settings import RanksSettings
 from stages.rows import npy_bytes, unit_rows
 
-# Rank vectors that the basis is fitted on: 4,096 x 10,000 positions are 82 MB. Above about half a
-# million corpus sentences fewer are held, so that they stay within 2 GiB.
+# Rank vectors that the basis is fitted on, and others that its error is measured on: 4,096 x 10,000
+# positions are 82 MB. Where either would take more than 2 GiB (4,096 above 131,072 corpus
+# sentences), fewer are taken.
 FIT_ROWS = 4096
-FIT_BYTES = 2 << 30
 HELD_OUT_ROWS = 1000
+SAMPLE_BYTES = 2 << 30
 COLUMN_BLOCK = 8192
 
 
@@ -55,8 +56,13 @@ def sample_rows(num_rows: int, settings: RanksSettings) -> Sample:
     order = np.argsort(np.random.Philox(key=[settings.seed, n]).random_raw(num_rows), kind="stable")
     if k is None:
         return Sample(order[:n], order[:0], order[:0])
-    num_held_out = min(HELD_OUT_ROWS, num_rows // 10)
-    room = FIT_BYTES // (n * np.dtype(position_dtype(n)).itemsize)
+    room = SAMPLE_BYTES // (n * np.dtype(position_dtype(n)).itemsize)
+    num_held_out = min(HELD_OUT_ROWS, room, num_rows // 10)
+    if num_held_out < 2:
+        raise UserError(
+            f"ranks.dimensions: with {num_rows:,} sentences and a corpus of {n:,} no two are left "
+            "to measure the error of compression on; leave it out for exact ranks"
+        )
     num_fit = min(FIT_ROWS, room, num_rows - num_held_out)
     if k >= num_fit:
         raise UserError(
@@ -102,15 +108,16 @@ def tiled_similarities(
         use(rows, unit_rows(vectors[rows]) @ corpus.T)
 
 
-def positions_of(vectors: np.ndarray, corpus_nD: np.ndarray) -> np.ndarray:
-    """Rank positions (N, n) of every row's similarities; ties in corpus order.
+def tiled_positions(
+    vectors: np.ndarray, corpus_nD: np.ndarray, use: Callable[[slice, np.ndarray], None]
+) -> None:
+    """Calls `use(rows, rank positions (T, n))` tile by tile; ties in corpus order.
 
     Raises:
         UserError: a row is equally similar to the whole corpus (zero variance).
     """
-    out = np.empty((len(vectors), len(corpus_nD)), dtype=position_dtype(len(corpus_nD)))
 
-    def use(rows: slice, scores_Tn: np.ndarray) -> None:
+    def rank(rows: slice, scores_Tn: np.ndarray) -> None:
         flat = np.flatnonzero(scores_Tn.max(1) == scores_Tn.min(1))
         if len(flat):
             raise UserError(
@@ -118,18 +125,28 @@ def positions_of(vectors: np.ndarray, corpus_nD: np.ndarray) -> np.ndarray:
                 "corpus sentence (zero variance), so it has no rank vector; the base encoder's "
                 "vectors are degenerate, choose another one"
             )
-        out[rows] = rank_positions(scores_Tn)
+        use(rows, rank_positions(scores_Tn))
 
-    tiled_similarities(vectors, corpus_nD, use)
+    tiled_similarities(vectors, corpus_nD, rank)
+
+
+def positions_of(vectors: np.ndarray, corpus_nD: np.ndarray) -> np.ndarray:
+    """All rank positions (N, n); raises like `tiled_positions`."""
+    out = np.empty((len(vectors), len(corpus_nD)), dtype=position_dtype(len(corpus_nD)))
+    tiled_positions(vectors, corpus_nD, out.__setitem__)
     return out
 
 
-def project(positions: np.ndarray, basis_nk: np.ndarray) -> np.ndarray:
-    """Compressed rank factors (N, k) float32 = U V of the exact factors U (N, n)."""
-    out = np.empty((len(positions), basis_nk.shape[1]), dtype=np.float32)
-    step = tile_rows(basis_nk.shape[0])
-    for start in range(0, len(positions), step):
-        out[start : start + step] = rank_factor(positions[start : start + step]) @ basis_nk
+def compressed_factors(
+    vectors: np.ndarray, corpus_nD: np.ndarray, basis_nk: np.ndarray
+) -> np.ndarray:
+    """Rank factors (N, k) float32 = U V of the exact factors U (N, n), never held whole."""
+    out = np.empty((len(vectors), basis_nk.shape[1]), dtype=np.float32)
+
+    def project(rows: slice, positions_Tn: np.ndarray) -> None:
+        out[rows] = rank_factor(positions_Tn) @ basis_nk
+
+    tiled_positions(vectors, corpus_nD, project)
     return out
 
 
@@ -172,7 +189,7 @@ def _exact_similarities(positions_mn: np.ndarray) -> np.ndarray:
     return product
 
 
-def measure_error(positions: np.ndarray, basis_nk: np.ndarray) -> dict[str, Any]:
+def measure_error(positions: np.ndarray, factors_Nk: np.ndarray) -> dict[str, Any]:
     """Compressed against exact rank similarity over all pairs of held-out rows.
 
     Returns:
@@ -180,9 +197,8 @@ def measure_error(positions: np.ndarray, basis_nk: np.ndarray) -> dict[str, Any]
         whose exact similarity lies in [from, from + 0.1), their number and squared error.
     """
     exact = _exact_similarities(positions)
-    factors = project(positions, basis_nk)
     above = np.triu_indices(len(positions), 1)
-    truth, error = exact[above], (factors @ factors.T - exact)[above]
+    truth, error = exact[above], (factors_Nk @ factors_Nk.T - exact)[above]
     tenth = np.floor(truth * 10).astype(int)
     return {
         "rmse": float(np.sqrt((error**2).mean())),
@@ -229,8 +245,10 @@ def corpus_files(
         fit = positions_of(vectors_of(sample.fit), corpus)
         basis = fit_basis(fit, settings.dimensions)
         del fit
-        held_out = positions_of(vectors_of(sample.held_out), corpus)
-        stats["error"] = measure_error(held_out, basis)
+        held_out = vectors_of(sample.held_out)
+        stats["error"] = measure_error(
+            positions_of(held_out, corpus), compressed_factors(held_out, corpus, basis)
+        )
         stats["fit_rows"], stats["held_out_rows"] = len(sample.fit), len(sample.held_out)
         files["basis.npy"] = npy_bytes(basis)
     return files, stats
@@ -245,7 +263,7 @@ class Ranker:
 
     def __call__(self, vectors_ND: np.ndarray) -> dict[str, bytes]:
         """`factors.npy`: positions (N, n) uint16 or uint32 when exact, else (N, k) fp16."""
-        positions = positions_of(vectors_ND, self._corpus)
         if self._basis is None:
-            return {"factors.npy": npy_bytes(positions)}
-        return {"factors.npy": npy_bytes(project(positions, self._basis).astype(np.float16))}
+            return {"factors.npy": npy_bytes(positions_of(vectors_ND, self._corpus))}
+        factors = compressed_factors(vectors_ND, self._corpus, self._basis)
+        return {"factors.npy": npy_bytes(factors.astype(np.float16))}

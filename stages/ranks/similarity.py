@@ -10,16 +10,20 @@ whatever it is compared with, and any index of dot products can hold the vectors
 """
 
 import json
+import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from stages.encoder.model import Encoder, load_for_inference
-from stages.encoder.settings import EncoderSettings
+from stages.encoder.settings import EncoderSettings, model_folder, num_positions
 from stages.errors import UserError
 from stages.ranks.corpus import tiled_similarities
 from stages.ranks.positions import averaged_rank_factor
+
+WINDOW_TEXTS = 1024
 
 
 class RankAwareEncoder:
@@ -54,18 +58,48 @@ class RankAwareEncoder:
             return vectors
         basis = self._basis
         width = len(self._corpus) if basis is None else basis.shape[1]
-        factors = np.empty((len(texts), width), dtype=np.float32)
+        out = np.empty((len(texts), vectors.shape[1] + width), dtype=np.float32)
 
         def use(rows: slice, scores_Tn: np.ndarray) -> None:
-            exact = averaged_rank_factor(scores_Tn)
-            factors[rows] = exact if basis is None else exact @ basis
+            factors = averaged_rank_factor(scores_Tn)
+            factors = factors if basis is None else factors @ basis
+            out[rows] = joined(vectors[rows], factors, self._weight)
 
         tiled_similarities(vectors, self._corpus, use)
-        return np.hstack([np.sqrt(1 - self._weight) * vectors, np.sqrt(self._weight) * factors])
+        return out
 
     def similarity(self, left: Sequence[str], right: Sequence[str]) -> np.ndarray:
         """Similarities (len(left), len(right)) float32."""
         return np.asarray(self.encode(left) @ self.encode(right).T)
+
+
+def joined(vectors_TD: np.ndarray, factors_Tk: np.ndarray, weight: float) -> np.ndarray:
+    """Vectors (T, D + k) whose dot products are weight rho + (1 - weight) cos (Eq. 7)."""
+    return np.hstack([math.sqrt(1 - weight) * vectors_TD, math.sqrt(weight) * factors_Tk])
+
+
+def write_vectors(model: RankAwareEncoder, texts: Sequence[str], target: Path) -> tuple[int, int]:
+    """Writes vectors (N, D') float32 as `.npy`, whole or not at all; returns their shape.
+
+    Encodes 1,024 texts at a time into a memory-mapped file, so memory does not grow with N.
+    """
+    aside = target.with_name(f".tmp-{target.name}-{os.getpid()}")
+    rows = None
+    try:
+        for start in range(0, len(texts), WINDOW_TEXTS):
+            found = model.encode(texts[start : start + WINDOW_TEXTS])
+            if rows is None:
+                shape = (len(texts), found.shape[1])
+                rows = np.lib.format.open_memmap(aside, "w+", np.float32, shape)
+            rows[start : start + len(found)] = found
+        assert rows is not None
+        rows.flush()
+        os.replace(aside, target)
+    except OSError as error:
+        raise UserError(f"{target}: cannot be written ({error.strerror})") from None
+    finally:
+        aside.unlink(missing_ok=True)
+    return rows.shape
 
 
 def load_student(model: str | Path, rank_weight: float | None = None) -> RankAwareEncoder:
@@ -84,11 +118,11 @@ def load_student(model: str | Path, rank_weight: float | None = None) -> RankAwa
     about = folder / "ranks.json"
     if not about.is_file() and rank_weight:
         raise UserError(f"model '{model}': it was exported without rank vectors")
-    length = folder / "sentence_bert_config.json"
-    limits = {}
-    if length.is_file():
-        limits["max_length"] = json.loads(length.read_text())["max_seq_length"]
-    encoder = load_for_inference(EncoderSettings(model=str(model), **limits))
+    settings = EncoderSettings(model=str(model))
+    found = model_folder(settings.model)
+    if found is not None:
+        settings = settings.model_copy(update={"max_length": _tokens_read(found)})
+    encoder = load_for_inference(settings)
     if not about.is_file():
         return RankAwareEncoder(encoder, None, None, 0.0)
     weight = json.loads(about.read_text())["inference_weight"]
@@ -99,3 +133,12 @@ def load_student(model: str | Path, rank_weight: float | None = None) -> RankAwa
         np.load(basis, mmap_mode="r", allow_pickle=False) if basis.is_file() else None,
         weight if rank_weight is None else rank_weight,
     )
+
+
+def _tokens_read(folder: Path) -> int:
+    """Tokens that a sentence-transformers folder reads of a text; 128 where it does not say."""
+    file = folder / "sentence_bert_config.json"
+    about = json.loads(file.read_text()) if file.is_file() else {}
+    length = about.get("max_seq_length") or EncoderSettings.model_fields["max_length"].default
+    positions = num_positions(json.loads((folder / "config.json").read_text()))
+    return int(min(length, positions or length, 8192))

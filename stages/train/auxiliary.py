@@ -57,10 +57,10 @@ class MaskedLanguageHead(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Cross-entropy of the chosen tokens, summed, and their number."""
         given: Any = getattr(self.model, self.model.base_model_prefix)
-        given.states = encoder.states(batch.masked, batch.mask)
-        logits = self.model(input_ids=batch.masked).logits.float()
-        target = batch.ids.masked_fill(~batch.chosen, -100)
-        loss = F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="sum")
+        # the head over the chosen tokens only: a vocabulary of 30,000 makes the rest gigabytes
+        given.states = encoder.states(batch.masked, batch.mask)[batch.chosen].unsqueeze(0)
+        logits = self.model(input_ids=batch.masked).logits[0].float()
+        loss = F.cross_entropy(logits, batch.ids[batch.chosen], reduction="sum")
         return loss, batch.chosen.sum()
 
 
@@ -88,6 +88,12 @@ class ReplacedTokenDetector(nn.Module):
     ) -> None:
         super().__init__()
         self.discriminator, _ = load_backbone(settings)
+        width = self.discriminator.get_input_embeddings().embedding_dim
+        if not hasattr(self.discriminator, "embeddings") or width != encoder.dimension:
+            raise UserError(
+                f"replaced_token: the token embeddings of model '{settings.model}' are not as wide "
+                "as its vectors, so the discriminator cannot be given one; choose another model"
+            )
         if settings.dropout is not None:
             set_dropout(self.discriminator, settings.dropout)
         self.detect = nn.Linear(encoder.dimension, 2)

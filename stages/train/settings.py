@@ -124,6 +124,12 @@ class ReplacedToken(Settings):
         description="Frozen masked-language model with the student's vocabulary.",
     )
 
+    @model_validator(mode="after")
+    def _generator_is_pretrained(self) -> "ReplacedToken":
+        if self.generator.recipe_file is not None:
+            raise ValueError("it must be a pretrained model: a recipe's student has no head")
+        return self
+
 
 class Objectives(Settings):
     """Losses that are combined with their weights; a method is a choice of these."""

@@ -32,6 +32,7 @@ class Student(nn.Module):
         encoder: Encoder,
         settings: StudentSettings,
         tokenizers: list[SentenceTokenizer],
+        head: nn.Module,
         auxiliary: nn.ModuleDict,
         num_views: int,
         autocast: bool,
@@ -53,7 +54,7 @@ class Student(nn.Module):
             )
         if settings.dropout is not None:
             set_dropout(encoder.backbone, settings.dropout)
-        self.head = build_head(settings.head, encoder.dimension)
+        self.head = head
 
     def forward(
         self, ids_BL: Tensor, mask_BL: Tensor, masked: dict[str, tuple[Tensor, Tensor]]
@@ -126,13 +127,14 @@ def build_head(kind: str, dimension: int) -> nn.Module:
 def build_student(
     settings: StudentSettings, objectives: Objectives, seed: int, autocast: bool
 ) -> Student:
-    """The student at step 0. What is initialised afresh depends on `seed` alone."""
+    """The student at step 0. The head's initial weights depend on `seed` alone."""
     encoder = load_encoder(settings)
     tokenizers = view_tokenizers(settings)
     torch.manual_seed(seed)
+    head = build_head(settings.head, encoder.dimension)
     auxiliary = build_auxiliary(objectives, settings, encoder)
     num_views = 3 if objectives.soft_negative else 2
-    student = Student(encoder, settings, tokenizers, auxiliary, num_views, autocast)
+    student = Student(encoder, settings, tokenizers, head, auxiliary, num_views, autocast)
     return student.to(encoder.device)
 
 
