@@ -260,6 +260,14 @@ def test_the_discriminator_sees_the_vector_and_teaches_the_encoder(models, tmp_p
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_a_pooler_that_was_not_in_the_file_is_not_written_back(models, student_folder):
+    """transformers makes one up at random, which would make the student's file random."""
+    made_up = load_encoder(EncoderSettings(model=models["Bert"], pooling="cls", max_length=16))
+    assert made_up.unused_weights == {}
+    real = load_encoder(EncoderSettings(model=str(student_folder), pooling="cls", max_length=16))
+    assert set(real.unused_weights) == {"pooler.dense.weight", "pooler.dense.bias"}
+
+
 def test_global_batch_norm_is_batch_norm_in_training():
     x = torch.randn(12, 5, requires_grad=True)
     ours, theirs = GlobalBatchNorm(5, affine=True), nn.BatchNorm1d(5).train()

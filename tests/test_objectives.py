@@ -248,3 +248,11 @@ def test_teachers_get_no_gradient_and_weights_are_scaled():
     a, b = unit(torch.randn(4, 3)), unit(torch.randn(4, 5))
     mixed = mix_teachers([a, b], [1.0, 2.0])
     torch.testing.assert_close(mixed, (a @ a.T + 2 * b @ b.T) / 3)
+
+
+def test_a_sentence_is_as_similar_to_itself_as_can_be():
+    """Compressed rank factors are shorter than 1; ListMLE would else rank others first."""
+    short = unit(torch.randn(4, 3)) * 0.9
+    mixed = mix_teachers([short], [1.0])
+    assert torch.equal(mixed.diagonal(), torch.ones(4))
+    torch.testing.assert_close(mixed[0, 1], short[0] @ short[1])
