@@ -153,7 +153,7 @@ def test_minilm_scores_what_it_is_known_to_score(data_folder, layers, expected):
     for name, split in (("STS13", None), ("STSB", "test"), ("STSB", "dev")):
         path = str(data_folder / "sts" / f"{name}.tsv")
         pairs = load_sts(StsSettings(name=name, path=path, split=split))
-        found.append(score_sts(pairs, encoder.encode, 0)["spearman"])
+        found.append(score_sts(pairs, encoder.encode_unit, 0)["spearman"])
     assert found == pytest.approx(expected, abs=0.01)
 
 
