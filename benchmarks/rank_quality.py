@@ -10,11 +10,12 @@ dev. What is done already is not done again.
 """
 
 import argparse
-import statistics
 from pathlib import Path
 
+from spread import over_seeds
+
 from pipeline.artifacts import ArtifactStore
-from pipeline.graph import build_graph
+from pipeline.plan import artifact_folders
 from pipeline.recipe import dump_recipe, load_recipe
 from pipeline.runner import collect_results, run
 from pipeline.table import title_of
@@ -46,10 +47,7 @@ def main() -> None:
                          f"train.seed={seed}", f"teachers.0.model=recipe:{base_file}"]  # fmt: skip
             recipe = load_recipe("recipes/wiki-ranks.yaml", overrides)
             run(recipe)
-            folders = {
-                node.name: store.folder(node.kind, node.title, node.fingerprint)
-                for node in build_graph(recipe).values()
-            }
+            folders = artifact_folders(recipe)
             for who, result in collect_results(store, folders)["evaluations"].items():
                 lines.setdefault((way, who), []).append(figures(result))
             corpus = store.manifest(folders["corpus:simcse"])
@@ -57,12 +55,7 @@ def main() -> None:
             error = {k: v for k, v in corpus.stats.get("error", {}).items() if k != "tenths"}
             print(way, "seed", seed, "error", error, flush=True)
     for (way, who), rows in lines.items():
-        cells = []
-        for name in rows[0]:
-            values = [row[name] for row in rows]
-            spread = statistics.stdev(values) if len(values) > 1 else 0.0
-            cells.append(f"{name} {statistics.mean(values):.2f}±{spread:.2f}")
-        print(f"{way:<15} {title_of(who):<24}" + "   ".join(cells))
+        print(f"{way:<15} {title_of(who):<24}{over_seeds(rows)}")
 
 
 if __name__ == "__main__":

@@ -12,10 +12,11 @@ chosen on STS-B dev. About an hour and a half on two cores.
 """
 
 import argparse
-import statistics
+
+from spread import over_seeds
 
 from pipeline.artifacts import ArtifactStore
-from pipeline.graph import build_graph
+from pipeline.plan import artifact_folders
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.runner import collect_results, run
 
@@ -33,10 +34,7 @@ METHODS = {
 def results_of(recipe: Recipe) -> tuple[dict[str, dict[str, float]], float]:
     """Spearman by encoder and set, and the dev score of the chosen checkpoint."""
     store = ArtifactStore(recipe.storage)
-    folders = {
-        node.name: store.folder(node.kind, node.title, node.fingerprint)
-        for node in build_graph(recipe).values()
-    }
+    folders = artifact_folders(recipe)
     manifest = store.manifest(folders["train"])
     assert manifest is not None
     found = collect_results(store, folders)["evaluations"]
@@ -64,12 +62,7 @@ def main() -> None:
     for who in ("before", "minilm"):
         print(f"{who:<18}" + "".join(f"{n} {v:.2f}   " for n, v in scores[who].items()))
     for method, rows in lines.items():
-        cells = []
-        for name in rows[0]:
-            values = [row[name] for row in rows]
-            spread = statistics.stdev(values) if len(values) > 1 else 0.0
-            cells.append(f"{name} {statistics.mean(values):.2f}±{spread:.2f}")
-        print(f"{method:<18}" + "   ".join(cells))
+        print(f"{method:<18}{over_seeds(rows)}")
 
 
 if __name__ == "__main__":

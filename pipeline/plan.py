@@ -47,6 +47,11 @@ def make_plan(recipe: Recipe) -> list[Step]:
     return list(steps.values())
 
 
+def artifact_folders(recipe: Recipe) -> dict[str, str]:
+    """Folder of every node's artifact, published or not, by node."""
+    return {step.node.name: step.folder for step in make_plan(recipe)}
+
+
 def _why(
     store: ArtifactStore, node: Node, folder: str, steps: dict[str, Step], before: dict[str, Any]
 ) -> str:

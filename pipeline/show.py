@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from pipeline.artifacts import Artifact, ArtifactStore
-from pipeline.graph import build_graph
 from pipeline.history import newest_record
+from pipeline.plan import artifact_folders
 from pipeline.recipe import Recipe
 from pipeline.table import results_table
 from stages.errors import UserError
@@ -118,10 +118,7 @@ def show_result(recipe: Recipe) -> str:
     from pipeline.runner import collect_results
 
     store = ArtifactStore(recipe.storage)
-    folders = {
-        node.name: store.folder(node.kind, node.title, node.fingerprint)
-        for node in build_graph(recipe).values()
-    }
+    folders = artifact_folders(recipe)
     results = collect_results(store, folders)
     if "after" not in results["evaluations"]:
         return "no results yet: the evaluation has not been made"

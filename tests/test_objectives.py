@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from stages.ranks.corpus import positions_of
 from stages.ranks.positions import rank_factor
+from stages.rows import unit_rows
 from stages.train.objectives import (
     Scores,
     consistency,
@@ -56,7 +57,7 @@ def rank_scores(golden, dtype):
     """Student cosines, and rank similarities of teacher 1 over the corpus."""
     inputs = golden["inputs"]
     corpus, sentences = (np.array(inputs[name], dtype="f4") for name in ("corpus", "teacher1"))
-    factor = torch.tensor(rank_factor(positions_of(sentences, corpus)), dtype=dtype)
+    factor = torch.tensor(rank_factor(positions_of(sentences, unit_rows(corpus))), dtype=dtype)
     return scores(golden, dtype)[0], factor @ factor.T
 
 

@@ -268,14 +268,23 @@ def test_a_killed_driver_loses_nothing_that_was_finished(sentray, tiny_recipe, t
     assert student_weights(recipe["storage"]) == student_weights(undisturbed["storage"])
 
 
-def test_workers_and_zero_stages_agree_with_the_plain_engine(sentray, tiny_recipe, student_folder):
-    """Two teachers, dropout off: same losses, gradient norms, dev scores and weights to 1e-5.
+def trained(recipe, keys):
+    """Figures of every metric row under `keys`, and weights by name.
 
     Key biases are left out: attention does not depend on them, so their gradient is rounding
     noise, which AdamW scales up to full steps.
     """
     from safetensors.numpy import load
 
+    (lines,) = Path(recipe["storage"]).glob("train/*/files/*/metrics/metrics.jsonl")
+    rows = [json.loads(line) for line in lines.read_text().splitlines()]
+    figures = [row[key] for row in rows for key in keys if key in row]
+    weights = load(student_weights(recipe["storage"]))
+    return figures, {n: x for n, x in weights.items() if not n.endswith("key.bias")}
+
+
+def test_workers_and_zero_stages_agree_with_the_plain_engine(sentray, tiny_recipe, student_folder):
+    """Two teachers, dropout off: same losses, gradient norms, dev scores and weights to 1e-5."""
     second = {"name": "second", "model": str(student_folder), "pooling": "cls", "max_length": 32}
     recipe = tiny_recipe(
         student__dropout=0.0,
@@ -288,30 +297,22 @@ def test_workers_and_zero_stages_agree_with_the_plain_engine(sentray, tiny_recip
     file = sentray.recipe_file(recipe)
     sentray("run", file, "--set", "train.engine=plain")
 
-    def outcome():
-        (lines,) = Path(recipe["storage"]).glob("train/*/files/*/metrics/metrics.jsonl")
-        rows = [json.loads(line) for line in lines.read_text().splitlines()]
-        keys = ("loss", "gradient_norm", "dev_spearman", "listnet", "consistency")
-        figures = [[row[key] for key in keys if key in row] for row in rows]
-        return [x for row in figures for x in row], load(student_weights(recipe["storage"]))
-
-    expected, weights = outcome()
+    keys = ("loss", "gradient_norm", "dev_spearman", "listnet", "consistency")
+    expected, weights = trained(recipe, keys)
     for workers, stage in [(1, 0), (2, 0), (2, 1), (2, 2), (2, 3)]:
         sentray(
             "run", file, "--only", "train", "--force", "train",
             "--set", "train.engine=deepspeed", "--set", f"train.num_workers={workers}",
             "--set", f"train.zero_stage={stage}", "--set", "train.cpus_per_worker=1",
         )  # fmt: skip
-        figures, found = outcome()
+        figures, found = trained(recipe, keys)
         np.testing.assert_allclose(figures, expected, rtol=1e-5, atol=1e-5)
-        for name in (name for name in weights if not name.endswith("key.bias")):
+        for name in weights:
             np.testing.assert_allclose(found[name], weights[name], atol=1e-5, err_msg=name)
 
 
 def test_two_workers_train_every_method_as_one_does(sentray, tiny_recipe, tmp_path):
     """Ranks, soft negatives, prompts with denoising, batch norm, both auxiliary losses."""
-    from safetensors.numpy import load
-
     quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model = make_model(tmp_path / "student", head="ForMaskedLM", seed=6, **quiet)
     generator = make_model(tmp_path / "generator", head="ForMaskedLM", layers=1, seed=7, **quiet)
@@ -332,23 +333,17 @@ def test_two_workers_train_every_method_as_one_does(sentray, tiny_recipe, tmp_pa
     file = sentray.recipe_file(recipe)
     sentray("run", file)
 
-    def outcome():
-        (lines,) = Path(recipe["storage"]).glob("train/*/files/*/metrics/metrics.jsonl")
-        rows = [json.loads(line) for line in lines.read_text().splitlines()]
-        keys = ("loss", "infonce", "rank_regression", "soft_negative", "masked_language",
-                "replaced_token", "gradient_norm", "dev_spearman")  # fmt: skip
-        figures = [[row[key] for key in keys if key in row] for row in rows]
-        return [x for row in figures for x in row], load(student_weights(recipe["storage"]))
-
-    expected, weights = outcome()
+    keys = ("loss", "infonce", "rank_regression", "soft_negative", "masked_language",
+            "replaced_token", "gradient_norm", "dev_spearman")  # fmt: skip
+    expected, weights = trained(recipe, keys)
     for stage in (0, 2):
         sentray(
             "run", file, "--only", "train", "--force", "train", "--set", "train.num_workers=2",
             "--set", f"train.zero_stage={stage}", "--set", "train.cpus_per_worker=1",
         )  # fmt: skip
-        figures, found = outcome()
+        figures, found = trained(recipe, keys)
         np.testing.assert_allclose(figures, expected, rtol=2e-4, atol=2e-4)
-        for name in (name for name in weights if not name.endswith("key.bias")):
+        for name in weights:
             np.testing.assert_allclose(found[name], weights[name], atol=2e-5, err_msg=name)
 
 

@@ -24,9 +24,15 @@ from stages.ranks.corpus import (
     positions_of,
     sample_rows,
 )
-from stages.ranks.positions import averaged_rank_factor, rank_factor, rank_positions
+from stages.ranks.positions import rank_factor, rank_positions
 from stages.ranks.settings import RanksSettings
-from stages.ranks.similarity import RankAwareEncoder, joined, load_student, write_vectors
+from stages.ranks.similarity import (
+    RankAwareEncoder,
+    averaged_rank_factor,
+    joined,
+    load_student,
+    write_vectors,
+)
 from stages.rows import FactorRows, unit_rows
 from tests.conftest import make_sentences
 
@@ -38,7 +44,7 @@ def vectors(count, dimension=12, seed=0):
 def test_positions_and_similarities_equal_golden_values(golden):
     inputs, expected = golden["inputs"], golden["expected"]
     corpus, sentences = np.array(inputs["corpus"]), np.array(inputs["teacher1"])
-    positions = positions_of(sentences, corpus)
+    positions = positions_of(sentences, unit_rows(corpus))
     np.testing.assert_array_equal(positions, expected["rank_positions_ascending_teacher1"])
     factor = rank_factor(positions)
     np.testing.assert_allclose(factor @ factor.T, expected["rank_similarity_teacher1"], atol=1e-6)
@@ -46,7 +52,7 @@ def test_positions_and_similarities_equal_golden_values(golden):
 
 def test_similarity_is_spearmans_rho_over_ten_thousand_sentences():
     corpus, sentences = vectors(10_000, 384), vectors(3, 384, seed=1)
-    factor = rank_factor(positions_of(sentences, corpus))
+    factor = rank_factor(positions_of(sentences, unit_rows(corpus)))
     lists = unit_rows(sentences) @ unit_rows(corpus).T
     expected = spearmanr(lists, axis=1).statistic
     np.testing.assert_allclose(factor @ factor.T, expected, atol=1e-6)
@@ -77,7 +83,7 @@ def test_averaged_ranks_are_scipys_and_a_row_without_order_is_zero():
 
 
 def test_tiles_do_not_change_positions(monkeypatch):
-    corpus, sentences = vectors(100), vectors(33, seed=1)
+    corpus, sentences = unit_rows(vectors(100)), vectors(33, seed=1)
     whole = positions_of(sentences, corpus)
     monkeypatch.setattr(corpus_module, "tile_rows", lambda n: 7)
     np.testing.assert_array_equal(positions_of(sentences, corpus), whole)
@@ -85,7 +91,7 @@ def test_tiles_do_not_change_positions(monkeypatch):
 
 def low_rank_positions(count, n=300, seed=0):
     """Sentences that differ in a few directions, as real ones do."""
-    corpus = vectors(n, 6, seed=9)
+    corpus = unit_rows(vectors(n, 6, seed=9))
     return positions_of(vectors(count, 6, seed=seed), corpus)
 
 
@@ -214,7 +220,7 @@ def test_rank_aware_similarity_is_equation_7(encoder):
 
 def test_equation_7_equals_its_golden_value(golden):
     inputs = {name: np.array(golden["inputs"][name]) for name in ("u", "v", "teacher1", "corpus")}
-    factors = rank_factor(positions_of(inputs["teacher1"], inputs["corpus"]))
+    factors = rank_factor(positions_of(inputs["teacher1"], unit_rows(inputs["corpus"])))
     left = joined(unit_rows(inputs["u"][:1]), factors[:1], 0.1)
     right = joined(unit_rows(inputs["v"][1:2]), factors[1:2], 0.1)
     expected = golden["expected"]["rankencoder_eq7_lambda0.1_pair01"]

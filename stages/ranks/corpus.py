@@ -93,6 +93,9 @@ def tiled_similarities(
 ) -> None:
     """Calls `use(rows, cosines (T, n) float32)` tile by tile, about 128 MiB at a time.
 
+    Args:
+        corpus_nD: unit rows, float32; scaled once by whoever holds the corpus.
+
     Raises:
         UserError: the vectors have another dimension than the corpus vectors.
     """
@@ -101,11 +104,10 @@ def tiled_similarities(
             f"the encoder gives vectors of {vectors.shape[1]} dimensions, but the corpus vectors "
             f"have {corpus_nD.shape[1]}: they were made by another encoder. Make them again."
         )
-    corpus = unit_rows(corpus_nD)
-    step = tile_rows(len(corpus))
+    step = tile_rows(len(corpus_nD))
     for start in range(0, len(vectors), step):
         rows = slice(start, min(start + step, len(vectors)))
-        use(rows, unit_rows(vectors[rows]) @ corpus.T)
+        use(rows, unit_rows(vectors[rows]) @ corpus_nD.T)
 
 
 def tiled_positions(
@@ -241,6 +243,7 @@ def corpus_files(
     stats: dict[str, Any] = {"corpus_size": len(corpus)}
     stats["duplicate_vectors"] = check_corpus(corpus, model)
     files = {"corpus.npy": npy_bytes(corpus)}
+    corpus = unit_rows(corpus)
     if settings.dimensions is not None:
         fit = positions_of(vectors_of(sample.fit), corpus)
         basis = fit_basis(fit, settings.dimensions)
@@ -258,7 +261,7 @@ class Ranker:
     """A shard of encoder vectors to rank factors over one corpus. Row-wise: shard in, shard out."""
 
     def __init__(self, corpus_nD: np.ndarray, basis_nk: np.ndarray | None) -> None:
-        self._corpus = corpus_nD
+        self._corpus = unit_rows(corpus_nD)
         self._basis = basis_nk
 
     def __call__(self, vectors_ND: np.ndarray) -> dict[str, bytes]:

@@ -6,7 +6,6 @@ Findings, Eq. 1). `rank_factor` scales it so that the dot product of two is Spea
 """
 
 import numpy as np
-from scipy.stats import rankdata
 
 # Working memory of one tile of rows: similarities 4, sort keys 8, factor 4 bytes an entry.
 TILE_BYTES = 128 << 20
@@ -55,13 +54,3 @@ def rank_factor(positions_Tn: np.ndarray) -> np.ndarray:
     The dot product of two rows is Spearman's rho of the two lists.
     """
     return scaled(positions_Tn, positions_Tn.shape[1])
-
-
-def averaged_rank_factor(scores_Tn: np.ndarray) -> np.ndarray:
-    """As `rank_factor` of the scores, but with tied ranks averaged, as at inference (scipy's rule).
-
-    A row of equal scores has no order: it becomes a zero vector, similar to nothing.
-    """
-    ranks = rankdata(scores_Tn, axis=1) - (scores_Tn.shape[1] + 1) / 2
-    norms = np.linalg.norm(ranks, axis=1, keepdims=True)
-    return np.divide(ranks, norms, out=np.zeros_like(ranks), where=norms > 0).astype(np.float32)

@@ -16,12 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from scipy.stats import rankdata
 
 from stages.encoder.model import Encoder, load_for_inference
 from stages.encoder.settings import EncoderSettings, model_folder, num_positions
 from stages.errors import UserError
 from stages.ranks.corpus import tiled_similarities
-from stages.ranks.positions import averaged_rank_factor
+from stages.rows import unit_rows
 
 WINDOW_TEXTS = 1024
 
@@ -43,7 +44,7 @@ class RankAwareEncoder:
         weight: float,
     ) -> None:
         self.encoder = encoder
-        self._corpus = corpus_nD
+        self._corpus = None if corpus_nD is None else unit_rows(corpus_nD)
         self._basis = basis_nk
         self._weight = weight
 
@@ -71,6 +72,16 @@ class RankAwareEncoder:
     def similarity(self, left: Sequence[str], right: Sequence[str]) -> np.ndarray:
         """Similarities (len(left), len(right)) float32."""
         return np.asarray(self.encode(left) @ self.encode(right).T)
+
+
+def averaged_rank_factor(scores_Tn: np.ndarray) -> np.ndarray:
+    """As `rank_factor` of the scores, but with tied ranks averaged, as at inference (scipy's rule).
+
+    A row of equal scores has no order: it becomes a zero vector, similar to nothing.
+    """
+    ranks = rankdata(scores_Tn, axis=1) - (scores_Tn.shape[1] + 1) / 2
+    norms = np.linalg.norm(ranks, axis=1, keepdims=True)
+    return np.divide(ranks, norms, out=np.zeros_like(ranks), where=norms > 0).astype(np.float32)
 
 
 def joined(vectors_TD: np.ndarray, factors_Tk: np.ndarray, weight: float) -> np.ndarray:
