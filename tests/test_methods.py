@@ -316,6 +316,26 @@ def test_a_tokenizer_without_a_mask_token_and_a_template_that_leaves_no_room(mod
         SentenceTokenizer(pretrained, settings)
 
 
+def test_a_template_that_the_models_folder_decides_is_not_taken_silently(models, tmp_path):
+    settings = StudentSettings(model=models["Bert"], **PROMPTS)
+    encoder = load_encoder(settings.encoder())
+    save_encoder(encoder, {k: x.contiguous() for k, x in encoder.backbone.state_dict().items()},
+                 tmp_path / "trained")  # fmt: skip
+    again = EncoderSettings(model=str(tmp_path / "trained"), template="a {sentence}", max_length=24)
+    with pytest.raises(UserError, match="says itself which template"):
+        load_tokenizer(again)
+
+
+def test_token_embeddings_of_another_width_cannot_carry_the_vector(models, monkeypatch):
+    """As in ALBERT, whose token embeddings are narrower than its states."""
+    from transformers import BertModel
+
+    monkeypatch.setattr(BertModel, "get_input_embeddings", lambda self: nn.Embedding(5, 7))
+    objectives = {"infonce": {}, "replaced_token": {"generator": {"model": models["generator"]}}}
+    with pytest.raises(UserError, match="not as wide as its vectors"):
+        built(models["Bert"], objectives, max_length=16)
+
+
 def test_every_method_trains_and_resumes(models, tmp_path):
     """All at once: prompts, denoising, batch norm, both auxiliary losses; loss parts are finite."""
     from stages.files import Root

@@ -76,6 +76,14 @@ def test_wrong_settings_are_named(tmp_path, tiny_recipe, overrides, expected):
     assert expected in str(caught.value)
 
 
+def test_equal_views_are_warned_of_and_different_ones_are_not(tmp_path, tiny_recipe):
+    student = tiny_recipe()["student"] | {"dropout": 0.0}
+    alike = load_recipe(write(tmp_path, tiny_recipe(student=student)))
+    assert any("both views of a sentence are the same" in w for w in alike.warnings())
+    student |= {"template": "a {sentence}", "second_template": "b {sentence}"}
+    assert not load_recipe(write(tmp_path, tiny_recipe(student=student))).warnings()
+
+
 def test_an_error_names_the_line(tmp_path):
     text = (RECIPES / "quickstart.yaml").read_text().replace("learning_rate:", "learning_rat:")
     line = 1 + text[: text.index("learning_rat:")].count("\n")
