@@ -160,6 +160,7 @@ def test_the_final_period_follows_its_rule(models, rule, text, expected):
         EncoderSettings(model=models["Bert"], pooling="mean", max_length=32, final_period=rule)
     )
     assert tokenizer._closed(text) == expected
+    assert [row.dtype for row in tokenizer([text, ""])] == [np.int32, np.int32]
 
 
 def test_masks_do_not_depend_on_the_number_of_workers_and_spare_special_tokens(models, tmp_path):

@@ -160,6 +160,18 @@ def test_published_factors_give_the_similarities(tmp_path, dimensions):
     assert ("error" in stats) == (dimensions is not None)
 
 
+def test_the_corpus_counts_by_direction_and_not_by_length(encoder):
+    """Similarities are cosines whatever lengths the vectors have."""
+    corpus, sentences = vectors(60), vectors(9, seed=1)
+    longer = corpus * np.linspace(1, 5, 60, dtype=np.float32)[:, None]
+    for basis in (None, np.linalg.qr(vectors(60, 4))[0]):
+        assert Ranker(corpus, basis)(sentences) == Ranker(longer, basis)(sentences)
+    corpus = encoder.encode_unit(make_sentences(60, seed=4))
+    longer = corpus * np.linspace(1, 5, 60, dtype=np.float32)[:, None]
+    one, two = (RankAwareEncoder(encoder, c, None, 1.0).encode(["a cat"]) for c in (corpus, longer))
+    np.testing.assert_allclose(one, two, atol=1e-6)
+
+
 def test_a_compressed_shard_is_never_held_in_full_width(monkeypatch):
     """A shard of 8,192 rows over 100,000 corpus sentences would be 3 GB of positions."""
     widest = []
