@@ -49,7 +49,7 @@ def make_tokens(folder: Path) -> TokenRows:
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     (folder / "ids.npy").write_bytes(npy_bytes(random.integers(999, 30000, offsets[-1], "u2")))
     (folder / "offsets.npy").write_bytes(npy_bytes(offsets))
-    return TokenRows([(folder / "ids.npy", folder / "offsets.npy")], NUM_ROWS)
+    return TokenRows([(folder / "ids.npy", folder / "offsets.npy")])
 
 
 def main() -> None:
@@ -71,7 +71,7 @@ def main() -> None:
             "compressed ranks": (simcse, regression, [make_factors(folder, 256, "f2")]),
         }
         for title, (without, with_teacher, factors) in compared.items():
-            data = TrainingData(tokens, factors, [1.0] * len(factors), None)
+            data = TrainingData(tokens, factors, [1.0] * len(factors), [])
             ratios, baseline = paired_ratios(without, with_teacher, data, options)
             print(
                 f"{title}: batch {options.batch}, {torch.get_num_threads()} threads, "

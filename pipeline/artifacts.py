@@ -94,7 +94,7 @@ class ArtifactStore:
         """The ledger: shards whose record is there, published or not."""
         found = {}
         for name in self.root.list(f"{folder}/shards"):
-            if name.endswith(".json"):
+            if name.removesuffix(".json").isdecimal():
                 record = _shard(json.loads(self.root.read(f"{folder}/shards/{name}")))
                 found[record.number] = record
         return found
@@ -147,7 +147,11 @@ class ArtifactStore:
 
 
 class Artifact:
-    """Reads a published artifact; every file is checked against its checksum when opened."""
+    """Reads a published artifact.
+
+    Every file is checked against its checksum when a process first opens it, and again when its
+    size or time has changed.
+    """
 
     def __init__(self, root: Root, folder: str, manifest: Manifest) -> None:
         self._root = root
@@ -196,11 +200,22 @@ class Artifact:
         )
 
 
+# Files that this process has read and found right, with size and time of then: a process that
+# makes many trials from the same factors need not read gigabytes again for each.
+_FOUND_RIGHT: set[tuple[str, str, int, int]] = set()
+
+
 def _holds(file: Path, record: FileRecord) -> bool:
     if not file.exists():
         return False
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest() == record.sha256
+    stat = file.stat()
+    key = (str(file), record.sha256, stat.st_size, stat.st_mtime_ns)
+    if key not in _FOUND_RIGHT:
+        with file.open("rb") as stream:
+            if hashlib.file_digest(stream, "sha256").hexdigest() != record.sha256:
+                return False
+        _FOUND_RIGHT.add(key)
+    return True
 
 
 def new_manifest(

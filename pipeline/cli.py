@@ -43,6 +43,18 @@ def _plan(options: argparse.Namespace) -> int:
     return 0
 
 
+def _tune(options: argparse.Namespace) -> int:
+    from tune.load import Search
+    from tune.report import outcome_text, write_report
+    from tune.search import run_search
+
+    search = Search(options.recipe, options.set)
+    outcome = run_search(search, options.address, lambda line: print(line, flush=True))
+    write_report(outcome)
+    print(outcome_text(outcome))
+    return 0
+
+
 def _show(options: argparse.Namespace) -> int:
     from pipeline.show import show
 
@@ -89,7 +101,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     run = commands.add_parser("run", help="make what is missing of a recipe")
     plan = commands.add_parser("plan", help="say what run would make, and why")
-    for command in (run, plan):
+    tune = commands.add_parser("tune", help="search settings of a recipe")
+    for command in (run, plan, tune):
         command.add_argument("recipe", help="recipe file (YAML)")
         command.add_argument(
             "--set", action="append", default=[], metavar="KEY=VALUE",
@@ -100,8 +113,10 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--force", action="append", default=[], metavar="STAGE", help="make this stage again"
     )
-    run.add_argument("--address", help="Ray cluster to join; without it Ray starts here")
+    for command in (run, tune):
+        command.add_argument("--address", help="Ray cluster to join; without it Ray starts here")
     run.set_defaults(command=_run)
+    tune.set_defaults(command=_tune)
     plan.set_defaults(command=_plan)
     show = commands.add_parser("show", help="describe a run or an artifact")
     show.add_argument("what", help="a recipe's name, or an artifact such as embed/minilm-3f9a1c2b")

@@ -11,16 +11,17 @@ from typing import Any
 from pipeline.fingerprint import fingerprint
 from pipeline.provenance import describe_model, describe_packages, describe_path
 from pipeline.recipe import Recipe, load_recipe
-from stages.encoder.settings import EncoderSettings
+from stages.encoder.settings import EncoderSettings, ModelSettings
 from stages.errors import UserError
 from stages.evaluate.settings import EvaluateSettings, StsSettings
 from stages.negation import parser_versions
+from stages.perturb.settings import BackTranslation, PerturbSettings
 
 # Raised when a stage's code changes what it computes.
-VERSIONS = {"sentences": 1, "embed": 1, "corpus": 1, "ranks": 1, "tokens": 2, "train": 2,
-            "evaluate": 1, "export": 2, "speed": 1}  # fmt: skip
+VERSIONS = {"sentences": 1, "translate": 1, "perturb": 2, "embed": 1, "corpus": 1, "ranks": 1,
+            "tokens": 2, "train": 3, "evaluate": 1, "export": 2, "speed": 1}  # fmt: skip
 # Written by shard from a shard of their first input; these can be continued shard by shard.
-ROW_WISE = ("embed", "ranks", "tokens")
+ROW_WISE = ("translate", "perturb", "embed", "ranks", "tokens")
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,20 @@ class _Builder:
         inputs = _same("sentences") | student
         self._add("tokens", tokenizer, inputs, encoder_path="student")
         tokens = ["tokens"]
+        for number, source in enumerate(recipe.perturb):
+            own, where = f"perturb:{source.name}", f"perturb[{number}]"
+            needed = _same("sentences")
+            if source.backtranslation is not None:  # another filter must not translate again
+                raw = f"translate:{source.name}"
+                self._add(raw, _translation(source.backtranslation, where), needed, source.name)
+                needed = _same(raw, "sentences")
+            self._add(own, _perturb(source, where), needed, source.name)
+            # a rewrite's hard negative is another row of tokens with the same owner
+            wanted = ["text", "negative"][: 1 + recipe.train.objectives.needs_negatives]
+            for column in wanted:
+                tokens.append(f"tokens:{source.name}" + "+negatives" * (column == "negative"))
+                settings = tokenizer | {"column": column}
+                self._add(tokens[-1], settings, _same(own) | student, encoder_path="student")
         if recipe.train.objectives.soft_negative:
             tokens.append("tokens:negated")
             negation = {"negation": parser_versions()}
@@ -251,6 +266,24 @@ def _sentences(recipe: Recipe) -> dict[str, Any]:
     return {f"sentences.{key}": value for key, value in identity.items()}
 
 
+def _perturb(source: PerturbSettings, where: str) -> dict[str, Any]:
+    whole = source.identity()
+    if source.pairs is not None:
+        whole["pairs"]["path"] = describe_path(source.pairs.path, f"{where}.pairs.path")
+    if source.rewriting is not None and source.rewriting.engine == "vllm":
+        model = ModelSettings(model=source.rewriting.model)
+        whole["rewriting"]["model"] = describe_model(model)
+    used = ("filters", "pairs", "rewriting")
+    return {f"perturb.{key}": whole[key] for key in used if whole[key] is not None}
+
+
+def _translation(settings: BackTranslation, where: str) -> dict[str, Any]:
+    whole = settings.identity()
+    for key in ("to_pivot", "from_pivot"):
+        whole[key]["model"] = describe_model(getattr(settings, key))
+    return {f"perturb.backtranslation.{key}": value for key, value in whole.items()}
+
+
 def _train(recipe: Recipe) -> dict[str, Any]:
     found = {f"train.{key}": value for key, value in recipe.train.identity().items()}
     if detector := recipe.train.objectives.replaced_token:
@@ -258,8 +291,9 @@ def _train(recipe: Recipe) -> dict[str, Any]:
             detector.generator
         )
     if recipe.train.dev is not None:
+        sets = enumerate(recipe.train.dev.sts)
         found["train.dev"] = recipe.train.dev.identity() | {
-            "sts": _sts(recipe.train.dev.sts, "train.dev.sts")
+            "sts": [_sts(one, f"train.dev.sts[{number}]") for number, one in sets]
         }
     if recipe.train.objectives.needs_teacher:
         for number, teacher in enumerate(recipe.teachers):

@@ -48,6 +48,18 @@ def newest_record(
     return None
 
 
+def artifacts_in_history(root: Root) -> set[str]:
+    """Folders of all artifacts that runs of recipes have used."""
+    found: set[str] = set()
+    for name in root.list("history"):
+        for stamp in root.list(f"history/{name}"):
+            file = f"history/{name}/{stamp}/run.json"
+            if root.exists(file):
+                record = json.loads(root.read(file))
+                found.update(entry["folder"] for entry in record.values())
+    return found
+
+
 def last_settings(root: Root, recipe_name: str) -> dict[str, Any]:
     """Settings by node of the newest run; empty when there was none."""
     folder = newest_record(root, recipe_name)

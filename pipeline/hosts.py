@@ -10,10 +10,12 @@ import logging
 import os
 import socket
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # read when Ray is imported
@@ -22,20 +24,36 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.graph import ROW_WISE
-from pipeline.job import Job, Say, clock
-from pipeline.work import MAKERS, ShardWorker, make_training, missing_shards, row_source
+from pipeline.job import Job, Say, clock, missing_shards, row_source
+from pipeline.perturbation import (
+    TranslationFilter,
+    TranslationWorker,
+    make_offline_rewriting,
+    make_pairs,
+    make_rewriting,
+    publish_rewrites,
+    source_of,
+)
+from pipeline.work import MAKERS, ShardWorker, make_training
 from stages.errors import UserError
 from stages.ranks.corpus import sample_rows
 from stages.train.settings import batch_too_large
+
+GPU_KINDS = ("embed", "translate")
 
 
 @contextmanager
 def ray_session(address: str | None) -> Iterator[None]:
     """Joins the cluster at `address` (or the job's own), else starts Ray on this machine.
 
+    Within a session another one is the same.
+
     Raises:
         UserError: nothing answers at `address`.
     """
+    if ray.is_initialized():
+        yield
+        return
     environment = {"env_vars": {"TOKENIZERS_PARALLELISM": "false", "RAY_AIR_NEW_OUTPUT": "0"}}
     os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")
     address = address or os.environ.get("RAY_ADDRESS")
@@ -136,13 +154,20 @@ def make_node(job: Job, board: Any, say: Say) -> None:
     """
     if job.node.kind in ("embed", "tokens", "train"):
         _check_sizes(job)
-    if job.node.kind in ROW_WISE:
-        _make_rows(job, say)
+    if job.node.kind == "translate":
+        with _CHAIN:
+            _make_rows(job, say, [partial(TranslationWorker, back=back) for back in (False, True)])
+        job.publish({})
+    elif job.node.kind == "perturb":
+        _perturb(job, board, say)
+    elif job.node.kind in ROW_WISE:
+        _make_rows(job, say, [ShardWorker])
+        job.publish({})
     elif job.node.kind == "train":
         if job.recipe.train.resolved_engine == "plain":
             _train_plain(job, board)
         else:
-            _train_deepspeed(job, board)
+            train_deepspeed(job, board)
     else:
         computes = job.node.kind in ("evaluate", "speed") or job.node.name == "corpus:after"
         options = {
@@ -162,10 +187,12 @@ def _check_sizes(job: Job) -> None:
         sample_rows(num_rows, job.recipe.ranks)
 
 
-def _task(function: Callable[..., None], options: dict[str, Any], job: Job, board: Any) -> None:
+def _task(
+    function: Callable[..., None], options: dict[str, Any], job: Job, board: Any, *more: Any
+) -> None:
     remote = ray.remote(**options)(function)
     try:
-        ray.get(remote.remote(job, board))
+        ray.get(remote.remote(job, board, *more))
     except ray.exceptions.RayTaskError as error:
         cause = error.cause
         if isinstance(cause, UserError):
@@ -194,48 +221,93 @@ def use_assigned_cores() -> None:
 
 
 class ShardActor:
-    """Ray Data's view of a ShardWorker: rows of shard numbers in, row counts out.
+    """Ray Data's view of a worker: rows of shard numbers in, the same with row counts out.
 
     A user error travels as data: Ray Data would otherwise retry it or wrap it beyond reading.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, build: Callable[[Job], Callable[[int], int]]) -> None:
         use_assigned_cores()
         self._job = job
-        self._worker: ShardWorker | None = None
+        self._build = build
+        self._worker: Callable[[int], int] | None = None
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        if row.get("error"):  # of the pass before
+            return row
         try:
             if self._worker is None:
-                self._worker = ShardWorker(self._job)
-            return {"rows": self._worker(int(row["shard"])), "error": ""}
+                self._worker = self._build(self._job)
+            return {"shard": row["shard"], "rows": self._worker(int(row["shard"])), "error": ""}
         except UserError as error:
-            return {"rows": 0, "error": str(error)}
+            return {"shard": row["shard"], "rows": 0, "error": str(error)}
 
 
-def _make_rows(job: Job, say: Say) -> None:
+# Only one node at a time may chain pools: the first passes of several could take all the cores
+# and wait for second passes that never get one.
+_CHAIN = threading.Lock()
+# Two nodes that ask the same model may ask the same: the second one finds the first one's answers.
+_ASKING: dict[str, threading.Lock] = {}
+
+
+def _perturb(job: Job, board: Any, say: Say) -> None:
+    source, _ = source_of(job)
+    retries = {"max_retries": job.recipe.train.max_failures}
+    if source.pairs is not None:
+        _task(_make_with, {"num_cpus": 1} | retries, job, board, make_pairs)
+    elif source.backtranslation is not None:
+        _make_rows(job, say, [TranslationFilter])
+        publish_rewrites(job, say)
+    elif source.rewriting is not None and source.rewriting.engine == "vllm":
+        with _asking(source.rewriting.model):
+            make_offline_rewriting(job, say)
+    else:
+        assert source.rewriting is not None
+        from stages.perturb.endpoint import read_key
+
+        key = read_key(source.rewriting)
+        # it waits for a network: no core is set aside for that
+        with _asking(source.rewriting.model):
+            _task(_make_with, {"num_cpus": 0} | retries, job, board, make_rewriting, key)
+
+
+def _asking(model: str) -> threading.Lock:
+    return _ASKING.setdefault(model, threading.Lock())
+
+
+def _make_with(job: Job, board: Any, make: Callable[..., None], *more: Any) -> None:
+    make(job, poster(job, board), *more)
+
+
+def _make_rows(job: Job, say: Say, passes: Sequence[Callable[[Job], Callable[[int], int]]]) -> None:
+    """Makes the missing shards: each goes through the passes, one actor pool for each."""
     from ray.data import ActorPoolStrategy, DataContext
 
     todo, total = missing_shards(job)
     if todo:
         logging.getLogger("ray.data").setLevel(logging.ERROR)  # our own lines say how far it is
         DataContext.get_current().enable_progress_bars = False
-        gpus = int(ray.cluster_resources().get("GPU", 0)) if job.node.kind == "embed" else 0
-        most = min(len(todo), gpus or max(1, int(ray.cluster_resources().get("CPU", 1))))
-        shards = ray.data.from_items(
+        cores = ray.cluster_resources().get("CPU", 1)
+        gpus = ray.cluster_resources().get("GPU", 0) if job.node.kind in GPU_KINDS else 0
+        most = min(len(todo), max(1, int(gpus or cores)))
+        share = 1.0 if (gpus or cores) >= len(passes) else 1 / len(passes)  # all must fit at once
+        results: Any = ray.data.from_items(
             [{"shard": number} for number in todo], override_num_blocks=len(todo)
         )
         # no other way to say this exists in Ray 2.60; pyproject.toml stays below 2.64
         warnings.filterwarnings("ignore", message="`ray_remote_args_fn` is deprecated")
         retries = job.recipe.train.max_failures
-        results = shards.map(
-            ShardActor,  # type: ignore[arg-type]
-            fn_constructor_args=(job,),
-            compute=ActorPoolStrategy(min_size=1, max_size=most, initial_size=1),
-            num_cpus=1,
-            num_gpus=1 if gpus else 0,
-            ray_remote_args_fn=lambda: dict.fromkeys(("max_restarts", "max_task_retries"), retries),
-        )
+        for build in passes:
+            results = results.map(
+                ShardActor,
+                fn_constructor_args=(job, build),
+                compute=ActorPoolStrategy(min_size=1, max_size=most, initial_size=1),
+                num_cpus=share if not gpus else min(1.0, cores / len(passes)),
+                num_gpus=share if gpus else 0,
+                ray_remote_args_fn=lambda: dict.fromkeys(
+                    ("max_restarts", "max_task_retries"), retries
+                ),
+            )
         started = time.monotonic()
         rows = 0
         for made, result in enumerate(results.iter_rows(), start=1):
@@ -247,7 +319,6 @@ def _make_rows(job: Job, say: Say) -> None:
                 f"{total - len(todo) + made}/{total} shards  {rows:,} rows  "
                 f"{rows / seconds:,.0f} rows/s  ETA {clock((len(todo) - made) * seconds / made)}"
             )
-    job.publish({})
 
 
 def _train_plain(job: Job, board: Any) -> None:
@@ -294,7 +365,10 @@ def worker_resources(job: Job) -> tuple[int, int]:
     return cores, gpus
 
 
-def _train_deepspeed(job: Job, board: Any) -> None:
+def train_deepspeed(
+    job: Job, board: Any, make: Callable[[Job, Any, Say], None] = make_training
+) -> None:
+    """Runs `make` on every training worker, in a process group of them."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
     from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -305,7 +379,7 @@ def _train_deepspeed(job: Job, board: Any) -> None:
     scratch = f"work/ray/{job.node.fingerprint[:8]}-{time.time_ns()}"
     trainer = TorchTrainer(
         _train_deepspeed_here,
-        train_loop_config={"job": job, "board": board},
+        train_loop_config={"job": job, "board": board, "make": make},
         torch_config=TorchConfig(backend="nccl" if gpus else "gloo"),
         scaling_config=ScalingConfig(
             num_workers=settings.num_workers,
@@ -349,7 +423,7 @@ def _train_deepspeed_here(config: dict[str, Any]) -> None:
 
     deepspeed.init_distributed(dist_backend="nccl" if gpus else "gloo", auto_mpi_discovery=False)
     try:
-        make_training(job, DeepSpeedEngine, poster(job, board))
+        config["make"](job, DeepSpeedEngine, poster(job, board))
     except UserError as error:
         ray.get(board.post_error.remote(job.node.name, str(error)))
         raise  # so that Ray Train ends the other workers, which may wait for this one

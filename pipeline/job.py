@@ -1,7 +1,7 @@
 """One node to be made: its inputs, the encoders of its recipe, and how its result is published."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -108,6 +108,31 @@ def read_texts(sentences: Artifact, number: int) -> list[str]:
 
     path = sentences.shard_path(number, "rows.parquet")
     return list(pq.read_table(path, columns=["text"]).column(0).to_pylist())
+
+
+def read_rewrites(
+    perturbed: Artifact, number: int, column: Literal["text", "negative"]
+) -> tuple[np.ndarray, list[str]]:
+    """Places of the sentences (int64, ascending) and their rewrites or negatives in one shard."""
+    import pyarrow.parquet as pq
+
+    path = perturbed.shard_path(number, "rewrites.parquet")
+    table = pq.read_table(path, columns=["row", column])
+    table = table.filter(table.column(column).is_valid())
+    return table.column("row").to_numpy().astype(np.int64), table.column(column).to_pylist()
+
+
+def row_source(job: Job) -> Artifact:
+    """The artifact whose shards a row-wise node reads: its first input."""
+    return job.input(next(iter(job.inputs)))
+
+
+def missing_shards(job: Job) -> tuple[list[int], int]:
+    """Shard numbers that a row-wise node still lacks, and how many there are in all."""
+    manifest = row_source(job).manifest
+    finished = job.store.finished_shards(job.folder)
+    todo = [shard.number for shard in manifest.shards if shard.number not in finished]
+    return todo, len(manifest.shards)
 
 
 def corpus_arrays(corpus: Artifact) -> tuple[np.ndarray, np.ndarray | None]:

@@ -48,7 +48,15 @@ def describe_model(settings: ModelSettings) -> dict[str, Any]:
     if folder is None:
         return {"hub": settings.model, "revision": settings.revision}
     # configuration, vocabulary in all its forms, weights, and code that may come with them
-    patterns = ("*.json", "*.txt", "*.model", "*.safetensors", "*.py", "1_Pooling/config.json")
+    patterns = (
+        "*.json",
+        "*.txt",
+        "*.model",
+        "*.spm",
+        "*.safetensors",
+        "*.py",
+        "1_Pooling/config.json",
+    )
     files = [file for pattern in patterns for file in sorted(folder.glob(pattern))]
     return {"files": {p.relative_to(folder).as_posix(): digest(p) for p in files}}
 

@@ -62,7 +62,7 @@ def _bars(evaluations: dict[str, Any]) -> str:
                 groups.setdefault(title, []).append(result["retrieval"][key])
     if not groups:
         return "<p>The recipe evaluates nothing.</p>"
-    figure, axes = _figure(9, 3.4)
+    figure, axes = new_figure(9, 3.4)
     others = itertools.cycle(["#ff9d3c", "#d9c27a", "#a58bc0"])
     width = 0.8 / len(order)
     for number, name in enumerate(order):
@@ -75,12 +75,12 @@ def _bars(evaluations: dict[str, Any]) -> str:
     axes.set_ylim(0, 108)
     axes.set_ylabel("x 100")
     figure.legend(loc="outside upper center", ncols=len(order), frameon=False)
-    return _svg(figure)
+    return svg_text(figure)
 
 
 def _curves(history: list[dict[str, Any]]) -> str:
     """Loss per step, and the dev score where there is one."""
-    figure, axes = _figure(9, 3)
+    figure, axes = new_figure(9, 3)
     steps = [row["step"] for row in history]
     axes.plot(steps, [row["loss"] for row in history], color="#1f77b4", label="loss")
     axes.set_xlabel("step")
@@ -92,10 +92,11 @@ def _curves(history: list[dict[str, Any]]) -> str:
         other.set_ylabel("dev Spearman x 100")
         other.spines[["top"]].set_visible(False)
     figure.legend(loc="outside upper center", ncols=2, frameon=False)
-    return _svg(figure)
+    return svg_text(figure)
 
 
-def _figure(width: float, height: float) -> tuple[Any, Any]:
+def new_figure(width: float, height: float) -> tuple[Any, Any]:
+    """A figure of that many inches, and its only axes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -104,7 +105,8 @@ def _figure(width: float, height: float) -> tuple[Any, Any]:
     return figure, axes
 
 
-def _svg(figure: Any) -> str:
+def svg_text(figure: Any) -> str:
+    """A figure as text to be put into a page."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg")
     text = buffer.getvalue()

@@ -4,7 +4,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -89,33 +89,59 @@ def run(
     from pipeline.preflight import check_inputs
 
     store.check_writable()
-    check_inputs(recipe)
+    check_inputs(recipe, [step.node for step in wanted])
     record = start_record(store.root, recipe, [step.node for step in steps], folders)
     out(f"{recipe.name}: {', '.join(step.node.name for step in wanted)} to make; starting Ray")
     for warning in recipe.warnings():
         out(f"warning: {warning}")
 
-    from pipeline.hosts import make_node, ray_session, start_board
+    from pipeline.hosts import ray_session
 
     with ray_session(address):
-        board = start_board()
-        teller = _Teller(out)
-
-        def make(node: Node) -> None:
-            inputs = {own: folders[name] for own, name in node.inputs.items()}
-            job = Job(node, folders[node.name], inputs, time.time())
-            teller.say(node.name, "started", important=True)
-            if node.name in again:  # not before: whatever goes wrong earlier must lose nothing
-                store.forget(job.folder)
-                store.root.delete(job.work_folder)
-            make_node(job, board, partial(teller.say, node.name))
-            _relay(board, teller)  # what its workers said last, before "done"
-            seconds = clock(time.time() - job.started)
-            teller.say(node.name, f"done in {seconds} -> {job.folder}", important=True)
-
-        _run_ready([step.node for step in wanted], make, lambda: _relay(board, teller))
+        _make_steps(store, folders, [step.node for step in wanted], again, out)
     finish_record(recipe, store, folders, record)
     return True
+
+
+def make_nodes(recipe: Recipe, names: Iterable[str], out: Callable[[str], None]) -> None:
+    """Makes these nodes and what they need, where it is missing, within a Ray session."""
+    steps = make_plan(recipe)
+    needed = set(names)
+    for step in reversed(steps):
+        if step.node.name in needed and not step.done:
+            needed.update(step.node.inputs.values())
+    folders = {step.node.name: step.folder for step in steps}
+    wanted = [step.node for step in steps if step.node.name in needed and not step.done]
+    _make_steps(ArtifactStore(recipe.storage), folders, wanted, set(), out)
+
+
+def _make_steps(
+    store: ArtifactStore,
+    folders: dict[str, str],
+    nodes: list[Node],
+    again: set[str],
+    out: Callable[[str], None],
+) -> None:
+    from pipeline.hosts import make_node, start_board
+
+    if not nodes:
+        return
+    board = start_board()
+    teller = _Teller(out)
+
+    def make(node: Node) -> None:
+        inputs = {own: folders[name] for own, name in node.inputs.items()}
+        job = Job(node, folders[node.name], inputs, time.time())
+        teller.say(node.name, "started", important=True)
+        if node.name in again:  # not before: whatever goes wrong earlier must lose nothing
+            store.forget(job.folder)
+            store.root.delete(job.work_folder)
+        make_node(job, board, partial(teller.say, node.name))
+        _relay(board, teller)  # what its workers said last, before "done"
+        seconds = clock(time.time() - job.started)
+        teller.say(node.name, f"done in {seconds} -> {job.folder}", important=True)
+
+    _run_ready(nodes, make, lambda: _relay(board, teller))
 
 
 def _run_ready(nodes: list[Node], make: Callable[[Node], None], tick: Callable[[], None]) -> None:

@@ -7,10 +7,14 @@ import numpy as np
 
 from pipeline.artifacts import Artifact, ArtifactStore
 from pipeline.history import newest_record
+from pipeline.job import read_texts
 from pipeline.plan import artifact_folders
 from pipeline.recipe import Recipe
 from pipeline.table import results_table
 from stages.errors import UserError
+
+# of one sentence: enough to see how much they differ
+MAX_REWRITES_SHOWN = 3
 
 
 def show(what: str, storage: str, num_rows: int) -> str:
@@ -22,7 +26,7 @@ def show(what: str, storage: str, num_rows: int) -> str:
     store = ArtifactStore(storage)
     what = what.strip("/")
     if store.manifest(what) is not None:
-        return _artifact(store.open(what), num_rows)
+        return _artifact(store, store.open(what), num_rows)
     record = newest_record(store.root, what)
     if record is None:
         known = ", ".join(store.root.list("history")) or "none"
@@ -46,7 +50,7 @@ def _run(store: ArtifactStore, record: str) -> str:
     return "\n".join(lines)
 
 
-def _artifact(artifact: Artifact, num_rows: int) -> str:
+def _artifact(store: ArtifactStore, artifact: Artifact, num_rows: int) -> str:
     manifest = artifact.manifest
     lines = [
         artifact.folder,
@@ -70,6 +74,9 @@ def _artifact(artifact: Artifact, num_rows: int) -> str:
         lines.append("  figures")
         for key, value in manifest.stats.items():
             lines += _figure(key, value)
+    if manifest.kind == "perturb":
+        sentences = store.open(manifest.inputs["sentences"])
+        lines += _rewrites(read_texts(sentences, 0), artifact, num_rows)
     lines += _sample(artifact, num_rows)
     return "\n".join(lines)
 
@@ -88,6 +95,9 @@ def _sample(artifact: Artifact, num_rows: int) -> list[str]:
     names = artifact.manifest.shards[0].files if artifact.manifest.shards else {}
     if "rows.parquet" in names:
         found += _table_rows("sample", artifact.shard_path(0, "rows.parquet"), num_rows)
+    if "translations.parquet" in names:
+        path = artifact.shard_path(0, "translations.parquet")
+        found += _table_rows("pivot, and back", path, num_rows)
     if "factors.npy" in names:
         factors = np.load(artifact.shard_path(0, "factors.npy"), mmap_mode="r")
         found.append(f"  sample    {factors.shape[1]} dimensions, {factors.dtype}")
@@ -104,6 +114,27 @@ def _sample(artifact: Artifact, num_rows: int) -> list[str]:
             title = name.removesuffix(".parquet")
             found += _table_rows(title, artifact.file_path(name), num_rows)
     return found
+
+
+def _rewrites(texts: list[str], artifact: Artifact, num_rows: int) -> list[str]:
+    """Sentences with the rewrites below them, and what was rejected, from the first shard."""
+    import pyarrow.parquet as pq
+
+    path = artifact.shard_path(0, "rewrites.parquet")
+    kept = pq.read_table(path).slice(0, 10_000).to_pylist()
+    rows = list(dict.fromkeys(one["row"] for one in kept))[:num_rows]
+    lines = ["  rewrites"]
+    for row in rows:
+        lines.append(f"    {texts[row]}")
+        for one in [one for one in kept if one["row"] == row][:MAX_REWRITES_SHOWN]:
+            lines.append(f"      -> {one['text']}")
+            if one["negative"] is not None:
+                lines.append(f"      != {one['negative']}")
+    lines.append("  rejected")
+    rejects = pq.read_table(artifact.shard_path(0, "rejects.parquet")).slice(0, num_rows)
+    for one in rejects.to_pylist():
+        lines += [f"    {texts[one['row']]}", f"      {one['reason']}: {one['text']}"]
+    return lines
 
 
 def _table_rows(title: str, path: Any, num_rows: int) -> list[str]:

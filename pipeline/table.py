@@ -18,6 +18,18 @@ def title_of(name: str) -> str:
     return f"{title} + ranks" if ranks else title
 
 
+def aligned(rows: list[list[str]]) -> list[str]:
+    """Rows as lines, the first of them a heading; later rows may be shorter."""
+    width = [max(len(row[i]) for row in rows if i < len(row)) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [row[0].ljust(width[0])]
+        cells += [cell.rjust(width[i]) for i, cell in enumerate(row[1:], start=1)]
+        lines.append("  ".join(cells).rstrip())
+    lines.insert(1, "-" * max(map(len, lines)))
+    return lines
+
+
 def results_table(evaluations: dict[str, Any], speed: dict[str, Any] | None) -> str:
     """Figures x 100 by row of encoder; 95% intervals below the student's.
 
@@ -62,13 +74,7 @@ def results_table(evaluations: dict[str, Any], speed: dict[str, Any] | None) -> 
             f"{low:.1f}-{high:.1f}" if (low := i[0]) and (high := i[1]) else "" for i in intervals
         ]
         rows.append(["  95% interval", "", "", *cells])
-    width = [max(len(row[i]) for row in rows if i < len(row)) for i in range(len(columns))]
-    lines = []
-    for row in rows:
-        cells = [row[0].ljust(width[0])]
-        cells += [cell.rjust(width[i]) for i, cell in enumerate(row[1:], start=1)]
-        lines.append("  ".join(cells).rstrip())
-    lines.insert(1, "-" * len(lines[0]))
+    lines = aligned(rows)
     notes = []
     if first["sts"]:
         notes.append("STS: Spearman x 100.")

@@ -10,9 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.artifacts import Artifact
-from pipeline.job import Job, Say, clock, corpus_arrays, read_texts
+from pipeline.job import (
+    Job,
+    Say,
+    clock,
+    corpus_arrays,
+    read_rewrites,
+    read_texts,
+    row_source,
+)
 from pipeline.outcome import make_corpus, make_evaluation, make_export, make_speed
+from stages.rows import npy_bytes
 
 
 def make_sentences(job: Job, say: Say) -> None:
@@ -56,31 +64,26 @@ class ShardWorker:
 
     def __call__(self, number: int) -> int:
         """Makes and stores one shard; returns its number of rows."""
-        if self._job.node.kind == "ranks":
-            rows: Any = np.load(self._source.shard_path(number, "factors.npy"), mmap_mode="r")
-        else:
-            rows = read_texts(self._source, number)
-        self._job.store.put_shard(self._job.folder, number, self._stage(rows), len(rows))
+        rows, more = self._read(number)
+        files = self._stage(rows) | more
+        self._job.store.put_shard(self._job.folder, number, files, len(rows))
         return len(rows)
 
-
-def row_source(job: Job) -> Artifact:
-    """The artifact whose shards a row-wise node reads: its first input."""
-    return job.input(next(iter(job.inputs)))
-
-
-def missing_shards(job: Job) -> tuple[list[int], int]:
-    """Shard numbers that a row-wise node still lacks, and how many there are in all."""
-    manifest = row_source(job).manifest
-    finished = job.store.finished_shards(job.folder)
-    todo = [shard.number for shard in manifest.shards if shard.number not in finished]
-    return todo, len(manifest.shards)
+    def _read(self, number: int) -> tuple[Any, dict[str, bytes]]:
+        """The shard's rows, and files that go with what is made of them."""
+        if self._job.node.kind == "ranks":
+            path = self._source.shard_path(number, "factors.npy")
+            return np.load(path, mmap_mode="r"), {}
+        if self._source.manifest.kind == "perturb":
+            owners, texts = read_rewrites(self._source, number, self._job.node.settings["column"])
+            return texts, {"owners.npy": npy_bytes(owners)}
+        return read_texts(self._source, number), {}
 
 
 def training_data(job: Job) -> Any:
     """Memory-mapped tokens and factors, and the dev set."""
     from stages.evaluate.sts import load_sts
-    from stages.rows import FactorRows, TokenRows
+    from stages.rows import FactorRows, OwnedRows, TokenRows
     from stages.train.views import TrainingData
 
     rows_per_shard = job.recipe.sentences.rows_per_shard
@@ -88,72 +91,96 @@ def training_data(job: Job) -> Any:
     def token_rows(name: str) -> TokenRows:
         tokens = job.input(name)
         pairs = zip(tokens.shard_paths("ids.npy"), tokens.shard_paths("offsets.npy"), strict=True)
-        return TokenRows(list(pairs), rows_per_shard)
+        return TokenRows(list(pairs))
 
+    def owned_rows(suffix: str) -> OwnedRows | None:
+        found = []
+        for source in job.recipe.perturb:
+            name = f"tokens:{source.name}{suffix}"
+            places = [np.load(path) for path in job.input(name).shard_paths("owners.npy")]
+            owners = [place + number * rows_per_shard for number, place in enumerate(places)]
+            found.append((token_rows(name), np.concatenate(owners)))
+        return OwnedRows(found) if found else None
+
+    settings = job.recipe.train
     names = job.inputs_of("embed") + job.inputs_of("ranks")
     weights = {teacher.name: teacher.weight for teacher in job.recipe.teachers}
     factors = [
         FactorRows(job.input(name).shard_paths("factors.npy"), rows_per_shard) for name in names
     ]
-    dev = job.recipe.train.dev
+    dev = settings.dev
     return TrainingData(
         tokens=token_rows("tokens"),
         negated=token_rows("tokens:negated") if "tokens:negated" in job.inputs else None,
         factors=factors,
         teacher_weights=[weights[name.partition(":")[2]] for name in names],
-        dev=load_sts(dev.sts) if dev else None,
+        dev=[load_sts(one) for one in dev.sts] if dev else [],
+        rewrites=owned_rows(""),
+        negatives=owned_rows("+negatives") if settings.objectives.needs_negatives else None,
     )
 
 
-def make_training(job: Job, build_engine: Any, say: Say) -> None:
-    """Trains on this worker and, on rank 0, publishes the student.
+def start_training(job: Job, build_engine: Any, checkpointed: bool = True) -> Any:
+    """The training of this worker.
 
     Args:
         build_engine: takes student and train settings, returns the engine.
+        checkpointed: whether it saves checkpoints and begins at the newest one.
     """
     from stages.train.checkpoint import Checkpoints
-    from stages.train.loop import train
-    from stages.train.metrics import MetricWriter
-    from stages.train.student import build_student, save_encoder
+    from stages.train.loop import Training
+    from stages.train.student import build_student
 
     settings = job.recipe.train
-    data = training_data(job)
     student = build_student(
         job.located(job.recipe.student),
         settings.objectives,
         settings.seed,
         autocast=settings.precision == "bfloat16",
     )
-    engine = build_engine(student, settings)
-    live = job.store.root.local_path(f"{job.work_folder}/live") if engine.rank == 0 else None
-    writer = MetricWriter(live) if live else None
+    checkpoints = Checkpoints(job.store.root, job.work_folder) if checkpointed else None
+    return Training(build_engine(student, settings), settings, training_data(job), checkpoints)
 
-    def on_metrics(row: dict[str, Any]) -> None:
-        if writer:
-            writer.add(row)
-        if engine.rank == 0:
-            say(_training_line(row), important="dev_spearman" in row)
 
-    checkpoints = Checkpoints(job.store.root, job.work_folder)
-    result = train(engine, settings, data, checkpoints, on_metrics)
-    if writer:
-        writer.close()
+def publish_training(job: Job, training: Any, **more: Any) -> None:
+    """Publishes the trained student on rank 0, with metrics and `more` about it."""
+    from stages.train.metrics import MetricWriter
+    from stages.train.student import save_encoder
+
+    engine, result = training.engine, training.trained
     if engine.rank == 0:
         with tempfile.TemporaryDirectory() as local:
-            save_encoder(student.encoder, result.weights, Path(local) / "model")
-            final = MetricWriter(Path(local) / "metrics")
+            save_encoder(engine.student.encoder, result.weights, Path(local) / "model")
+            writer = MetricWriter(Path(local) / "metrics")
             for row in result.progress.history:
-                final.add(row)
-            final.close()
-            progress = result.progress
+                writer.add(row)
+            writer.close()
             stats = {
-                "num_steps": progress.step,
-                "best_step": progress.best_step,
-                "dev_spearman": progress.best_score,
+                "num_steps": result.progress.step,
+                "best_step": result.progress.best_step,
+                "dev_spearman": result.progress.best_score,
                 "engine": engine.layout(),
             }
-            job.publish(stats, job.store.put_files(job.folder, Path(local)))
+            job.publish(stats | more, job.store.put_files(job.folder, Path(local)))
     engine.barrier()
+
+
+def make_training(job: Job, build_engine: Any, say: Say) -> None:
+    """Trains on this worker and, on rank 0, publishes the student."""
+    from stages.train.metrics import MetricWriter
+
+    training = start_training(job, build_engine)
+    is_first = training.engine.rank == 0
+    live = job.store.root.local_path(f"{job.work_folder}/live") if is_first else None
+    writer = MetricWriter(live) if live else None
+    for row in training.rows():
+        if writer:
+            writer.add(row)
+        if is_first:
+            say(_training_line(row), important="dev_spearman" in row)
+    if writer:
+        writer.close()
+    publish_training(job, training)
 
 
 def _training_line(row: dict[str, Any]) -> str:

@@ -52,19 +52,55 @@ class FactorRows:
 
 
 class TokenRows:
-    """Token ids of every sentence: flat ids and row offsets, one pair of files a shard."""
+    """Token ids row by row: flat ids and row offsets, one pair of files a shard of any length."""
 
-    def __init__(self, shards: Sequence[tuple[Path, Path]], rows_per_shard: int) -> None:
+    def __init__(self, shards: Sequence[tuple[Path, Path]]) -> None:
         self._ids = [np.load(ids, mmap_mode="r", allow_pickle=False) for ids, _ in shards]
         self._offsets = [np.load(offsets, allow_pickle=False) for _, offsets in shards]
-        self._rows_per_shard = rows_per_shard
-        self.num_rows = sum(len(offsets) - 1 for offsets in self._offsets)
+        self._starts = np.cumsum([0, *(len(offsets) - 1 for offsets in self._offsets)])
+        self.num_rows = int(self._starts[-1])
 
     def take(self, rows: np.ndarray) -> list[np.ndarray]:
         """One id array per row, in the order asked for."""
         out = []
-        for row in rows:
-            shard, place = divmod(int(row), self._rows_per_shard)
+        shards = np.searchsorted(self._starts, rows, side="right") - 1
+        for shard, place in zip(shards, rows - self._starts[shards], strict=True):
             start, end = self._offsets[shard][place : place + 2]
             out.append(self._ids[shard][start:end])
+        return out
+
+
+class OwnedRows:
+    """Token ids of rows that belong to sentences, several to one or none: rewrites, negatives.
+
+    Memory: 8 bytes for every such row, and 8 for every sentence that has any.
+
+    Args:
+        sources: for each source its tokens and, row by row, the owning sentence (int64,
+            ascending).
+    """
+
+    def __init__(self, sources: Sequence[tuple[TokenRows, np.ndarray]]) -> None:
+        self._sources = sources
+        self.owners = np.unique(np.concatenate([owners for _, owners in sources]))
+
+    def take(self, sentences: np.ndarray, draws: np.ndarray) -> list[np.ndarray]:
+        """One of the rows of each sentence.
+
+        Args:
+            sentences: (b,) int64; each owns at least one row.
+            draws: (b,) in [0, 1): which of its rows, counted over all sources.
+        """
+        spans = [
+            [np.searchsorted(owners, sentences, side) for side in ("left", "right")]
+            for _, owners in self._sources
+        ]
+        total = sum(end - start for start, end in spans)
+        wanted = (draws * total).astype(np.int64)
+        out: list[np.ndarray] = [np.empty(0)] * len(sentences)
+        for (tokens, _), (start, end) in zip(self._sources, spans, strict=True):
+            here = np.flatnonzero((wanted >= 0) & (wanted < end - start))
+            for place, row in zip(here, tokens.take((start + wanted)[here]), strict=True):
+                out[place] = row
+            wanted -= end - start  # below 0 once found
         return out

@@ -7,13 +7,13 @@ import csv
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from stages.errors import UserError
-from stages.sentences_settings import SUFFIXES, SentencesSettings
+from stages.sentences_settings import SUFFIXES, SentencesSettings, SourceKind
 
 # A text line longer than this is dropped unread: no sentence is a megabyte.
 MAX_LINE_BYTES = 1 << 20
@@ -28,6 +28,24 @@ class Reject:
 
 
 Record = str | Reject
+Row = tuple[str, ...] | Reject
+
+
+@dataclass(frozen=True)
+class Table:
+    """Which columns of which files.
+
+    setting: where the recipe says so, for messages. numbers: columns that may hold integers.
+    optional: columns whose cells may be missing, which makes them "".
+    """
+
+    path: str
+    columns: tuple[str, ...]
+    source: SourceKind | None
+    invalid_utf8: Literal["error", "reject"]
+    setting: str
+    numbers: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
 
 
 def read_records(settings: SentencesSettings) -> Iterator[Record]:
@@ -36,31 +54,47 @@ def read_records(settings: SentencesSettings) -> Iterator[Record]:
     Raises:
         UserError: missing or empty input, missing column, broken file; with its place.
     """
-    if settings.dataset is not None:
-        for row in load_hub_dataset(
-            settings.dataset, settings.dataset_split, settings.dataset_file
-        ):
-            yield from _cell(row, settings.column, f"data set {settings.dataset}")
-        return
-    for file in input_files(str(settings.path)):
-        kind = settings.source or kind_of(file)
+    columns, path = (settings.column,), settings.path or ""
+    table = Table(path, columns, settings.source, settings.invalid_utf8, "sentences")
+    if settings.dataset is None:
+        rows = read_table(table)
+    else:
+        found = load_hub_dataset(settings.dataset, settings.dataset_split, settings.dataset_file)
+        rows = (_cells(row, table, f"data set {settings.dataset}") for row in found)
+    for row in rows:
+        yield row if isinstance(row, Reject) else row[0]
+
+
+def read_table(table: Table) -> Iterator[Row]:
+    """The cells of the columns asked for, row by row; a text file is one column.
+
+    Raises:
+        UserError: missing or empty input, missing column, broken file; with its place.
+    """
+    for file in input_files(table.path, table.setting):
+        kind = table.source or kind_of(file, table.setting)
         try:
             if kind == "parquet":
-                yield from _parquet(file, settings.column)
+                yield from _parquet(file, table)
             elif kind == "text":
-                for _, line in _lines(file, settings):
-                    yield line
+                if len(table.columns) > 1:
+                    raise UserError(
+                        f"{file}: a text file has no columns; give a table with "
+                        f"{', '.join(table.columns)} (tsv, csv, jsonl or parquet)"
+                    )
+                for _, line in _lines(file, table):
+                    yield line if isinstance(line, Reject) else (line,)
             elif kind == "jsonl":
-                yield from _jsonl(file, settings)
+                yield from _jsonl(file, table)
             else:
-                yield from _table(file, settings, tab=kind == "tsv")
+                yield from _delimited(file, table, tab=kind == "tsv")
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise UserError(
                 f"{file}: the gzip file is damaged or cut off ({error}); fetch it again"
             ) from None
 
 
-def input_files(path: str) -> list[Path]:
+def input_files(path: str, setting: str) -> list[Path]:
     """The file itself, or a folder's files in name order.
 
     Raises:
@@ -68,25 +102,25 @@ def input_files(path: str) -> list[Path]:
     """
     place = Path(path).expanduser()
     if not place.exists():
-        raise UserError(f"sentences.path: there is no file or folder {place}")
+        raise UserError(f"{setting}.path: there is no file or folder {place}")
     files = [place]
     if place.is_dir():
         files = sorted(f for f in place.iterdir() if f.is_file() and not f.name.startswith("."))
         if not files:
-            raise UserError(f"sentences.path: the folder {place} has no files")
+            raise UserError(f"{setting}.path: the folder {place} has no files")
     for file in files:
         if file.stat().st_size == 0:
-            raise UserError(f"sentences.path: the file {file} is empty")
+            raise UserError(f"{setting}.path: the file {file} is empty")
     return files
 
 
-def kind_of(file: Path) -> str:
+def kind_of(file: Path, setting: str) -> str:
     """The kind of a file by its suffix, looking through .gz."""
     suffixes = [suffix for suffix in file.suffixes if suffix != ".gz"] or [".txt"]
     kind = SUFFIXES.get(suffixes[-1])
     if kind is None:
         raise UserError(
-            f"{file}: the suffix '{suffixes[-1]}' is not known; set sentences.source to one of "
+            f"{file}: the suffix '{suffixes[-1]}' is not known; set {setting}.source to one of "
             "text, parquet, jsonl, csv, tsv"
         )
     return kind
@@ -101,9 +135,7 @@ def load_hub_dataset(name: str, split: str, file: str | None = None) -> Any:
     try:
         import datasets
     except ImportError:
-        raise UserError(
-            "Hugging Face data sets need an extra: pip install 'sentray[hub]'"
-        ) from None
+        raise UserError("Hugging Face data sets need a package: pip install datasets") from None
     try:
         return datasets.load_dataset(name, data_files=file, split=split, streaming=True)
     except (OSError, ValueError) as error:
@@ -115,7 +147,7 @@ def _open(file: Path) -> IO[bytes]:
     return gzip.open(file) if file.suffix == ".gz" else file.open("rb")  # type: ignore[return-value]
 
 
-def _lines(file: Path, settings: SentencesSettings) -> Iterator[tuple[int, Record]]:
+def _lines(file: Path, table: Table) -> Iterator[tuple[int, Record]]:
     with _open(file) as stream:
         number = 0
         while raw := stream.readline(MAX_LINE_BYTES):
@@ -130,16 +162,16 @@ def _lines(file: Path, settings: SentencesSettings) -> Iterator[tuple[int, Recor
             try:
                 yield number, raw.decode("utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:
-                if settings.invalid_utf8 == "error":
+                if table.invalid_utf8 == "error":
                     raise UserError(
                         f"{file}, line {number}: not valid UTF-8 (byte {error.start} of the "
-                        "line). Convert the file, or set sentences.invalid_utf8: reject."
+                        f"line). Convert the file, or set {table.setting}.invalid_utf8: reject."
                     ) from None
                 yield number, Reject("invalid_utf8", raw[:200].decode("utf-8", "replace"))
 
 
-def _jsonl(file: Path, settings: SentencesSettings) -> Iterator[Record]:
-    for number, line in _lines(file, settings):
+def _jsonl(file: Path, table: Table) -> Iterator[Row]:
+    for number, line in _lines(file, table):
         if isinstance(line, Reject):
             yield line
         elif line.strip():
@@ -150,15 +182,15 @@ def _jsonl(file: Path, settings: SentencesSettings) -> Iterator[Record]:
                 raise UserError(f"{where}: not JSON ({error})") from None
             if not isinstance(row, dict):
                 raise UserError(f"{where}: not a JSON object")
-            yield from _cell(row, settings.column, where)
+            yield _cells(row, table, where)
 
 
-def _table(file: Path, settings: SentencesSettings, tab: bool) -> Iterator[Record]:
-    header: list[str] | None = None
+def _delimited(file: Path, table: Table, tab: bool) -> Iterator[Row]:
+    names: list[str] | None = None
     rejected: list[Reject] = []
 
     def plain() -> Iterator[str]:
-        for _, line in _lines(file, settings):
+        for _, line in _lines(file, table):
             if isinstance(line, Reject):
                 rejected.append(line)
             else:
@@ -173,48 +205,58 @@ def _table(file: Path, settings: SentencesSettings, tab: bool) -> Iterator[Recor
     )
     try:
         for cells in reader:
-            if header is None:
-                header = cells
-                _check_column(settings.column, header, str(file))
-                place = header.index(settings.column)
+            if names is None:
+                _check_columns(table, cells, str(file))
+                names = cells
                 continue
             yield from rejected
             rejected.clear()
-            yield cells[place] if place < len(cells) else Reject("missing_cell", ",".join(cells))
+            row = dict(zip(names, cells, strict=False))
+            if all(column in row or column in table.optional for column in table.columns):
+                yield tuple(row.get(column, "") for column in table.columns)
+            else:
+                yield Reject("missing_cell", ",".join(cells))
     except csv.Error as error:
         raise UserError(f"{file}, line {reader.line_num}: cannot be read ({error})") from None
     yield from rejected
 
 
-def _parquet(file: Path, column: str) -> Iterator[Record]:
+def _parquet(file: Path, table: Table) -> Iterator[Row]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        table = pq.ParquetFile(file)
-        _check_column(column, table.schema_arrow.names, str(file))
-        for batch in table.iter_batches(columns=[column], batch_size=8192):
-            for value in batch.column(0).to_pylist():
-                yield from _cell({column: value}, column, str(file))
+        whole = pq.ParquetFile(file)
+        _check_columns(table, whole.schema_arrow.names, str(file))
+        for batch in whole.iter_batches(columns=list(table.columns), batch_size=8192):
+            for row in batch.to_pylist():
+                yield _cells(row, table, str(file))
     except (pa.ArrowInvalid, OSError) as error:
         raise UserError(f"{file}: not a readable Parquet file ({error})") from None
 
 
-def _check_column(column: str, names: list[str], where: str) -> None:
-    if column not in names:
-        raise UserError(
-            f"{where}: there is no column '{column}'; it has {', '.join(names)}. "
-            "Set sentences.column."
-        )
+def _check_columns(table: Table, names: Sequence[str], where: str) -> None:
+    for column in table.columns:
+        if column not in names:
+            raise UserError(
+                f"{where}: there is no column '{column}'; it has {', '.join(names)}. Say in "
+                f"{table.setting} which columns to read."
+            )
 
 
-def _cell(row: dict[str, Any], column: str, where: str) -> Iterator[Record]:
-    if column not in row:
-        _check_column(column, list(row), where)
-    value = row[column]
-    if isinstance(value, str):
-        yield value
-    elif value is None:
-        yield Reject("missing_cell", "")
-    else:
-        raise UserError(f"{where}: column '{column}' holds {type(value).__name__}, not text")
+def _cells(row: dict[str, Any], table: Table, where: str) -> Row:
+    _check_columns(table, [*row, *table.optional], where)
+    found = []
+    for column in table.columns:
+        value = row.get(column)
+        if value is None and column in table.optional:
+            value = ""
+        elif value is None:
+            return Reject("missing_cell", "")
+        elif column in table.numbers and isinstance(value, int):
+            value = str(value)
+        if not isinstance(value, str):
+            raise UserError(f"{where}: column '{column}' holds {type(value).__name__}, not text")
+        # a lone surrogate (from JSON escapes) cannot be encoded
+        found.append(value.encode("utf-8", "replace").decode("utf-8"))
+    return tuple(found)

@@ -3,11 +3,15 @@
 import copy
 import json
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -132,7 +136,7 @@ def tiny_recipe(
                 "objectives": {"infonce": {}, "consistency": {}, "listnet": {}},
                 "batch_size": 16, "max_steps": 12, "learning_rate": 1e-3,
                 "checkpoint_every_steps": 4, "log_every_steps": 2,
-                "dev": {"sts": {"name": "dev", "path": str(tmp_path / "sts.tsv")},
+                "dev": {"sts": [{"name": "dev", "path": str(tmp_path / "sts.tsv")}],
                         "every_steps": 6},
             },
             "evaluate": {"sts": [{"name": "made-up", "path": str(tmp_path / "sts.tsv")}],
@@ -170,3 +174,59 @@ def ray_cluster() -> Iterator[str]:
     cluster.wait_for_nodes()
     yield cluster.address
     cluster.shutdown()
+
+
+class Sentray:
+    """The command line as a user runs it, in a process of its own."""
+
+    def __init__(self, folder: Path, address: str) -> None:
+        self.folder = folder
+        self.address = address
+
+    def recipe_file(self, recipe):
+        file = self.folder / "recipe.yaml"
+        file.write_text(yaml.safe_dump(recipe))
+        return str(file)
+
+    def start(self, *arguments):
+        command = [sys.executable, "-m", "pipeline.cli", *map(str, arguments)]
+        if arguments[0] in ("run", "tune"):
+            command += ["--address", self.address]
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.folder
+        )
+
+    def __call__(self, *arguments, code=0):
+        process = self.start(*arguments)
+        out, err = process.communicate(timeout=400)
+        assert process.returncode == code, out + err
+        return out if code == 0 else err
+
+    def wait(self, process, happened):
+        """Until something is so; the process must not end before."""
+        while not happened():
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.05)  # a poll's pause: spinning would take one of two cores
+
+    def wait_for_idle(self) -> None:
+        """Until a killed driver's workers are gone, so that nothing of it writes any more."""
+        import ray
+
+        ray.init(address=self.address, log_to_driver=False)
+        try:
+            while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
+                time.sleep(0.05)
+        finally:
+            ray.shutdown()
+
+
+@pytest.fixture
+def sentray(tmp_path, ray_cluster):
+    return Sentray(tmp_path, ray_cluster)
+
+
+def made(storage: str) -> dict[str, float]:
+    """Every published manifest and finished shard, with its time of writing."""
+    root = Path(storage)
+    files = [*root.glob("*/*/manifest.json"), *root.glob("*/*/shards/*.json")]
+    return {str(file.relative_to(root)): file.stat().st_mtime_ns for file in files}

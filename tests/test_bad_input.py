@@ -5,6 +5,7 @@ import yaml
 
 from pipeline.cli import main
 from tests.conftest import make_model
+from tests.marian import make_marian
 
 
 def words_as_scores(tmp_path):
@@ -16,7 +17,7 @@ def words_as_scores(tmp_path):
 def missing_columns(tmp_path):
     file = tmp_path / "columns.tsv"
     file.write_text("gold\tleft\tright\n4.0\ta\tb\n")
-    return {"train__dev__sts__path": str(file)}
+    return {"train__dev__sts__0__path": str(file)}
 
 
 def not_text(tmp_path):
@@ -51,7 +52,67 @@ def a_circle(tmp_path):
     return {"teachers__0": {"name": "t", "model": f"recipe:{tmp_path}/other.yaml"}}
 
 
+def pairs_without_columns(tmp_path):
+    file = tmp_path / "pairs.tsv"
+    file.write_text("left\tright\nA cat.\tThe cat.\n")
+    return {"perturb": [{"name": "p", "pairs": {"path": str(file)}}]}
+
+
+def translation(folder):
+    model = {"model": str(folder)}
+    return {"perturb": [{"name": "p", "backtranslation": {"to_pivot": model, "from_pivot": model}}]}
+
+
+def without_its_tokenizer(tmp_path):
+    folder = make_marian(tmp_path / "marian", ["a cat"], ["un chat"])
+    for name in ("source.spm", "target.spm", "vocab.json"):
+        (folder / name).unlink()
+    return translation(folder)
+
+
+def chat(**settings):
+    rewriting = {"model": "m", "key_variable": "SENTRAY_TEST_KEY"} | settings
+    return {"perturb": [{"name": "p", "rewriting": rewriting}]}
+
+
 BAD = {
+    "a chat model without its key": (
+        lambda tmp: chat(), "SENTRAY_TEST_KEY"),
+    "a chat model with an empty key": (
+        lambda tmp: chat(key_variable="SENTRAY_EMPTY_KEY"), "SENTRAY_EMPTY_KEY"),
+    "a key in the address": (
+        lambda tmp: chat(base_url="https://me:sk-1@host/v1"), "credentials do not belong into"),
+    "an address that is none": (
+        lambda tmp: chat(base_url="localhost:80"), "not an http(s) address"),
+    "a prompt without the sentence": (
+        lambda tmp: chat(prompt="Say it again."), "prompt must contain {sentence} exactly once"),
+    "a prompt with single braces": (
+        lambda tmp: chat(prompt='{sentence} as {"a": 1}'), "braces that are text must be doubled"),
+    "a budget of zero": (
+        lambda tmp: chat(budget={"max_requests": 0}), "greater than or equal to 1, not 0"),
+    "a limit of money without prices": (
+        lambda tmp: chat(budget={"max_cost": 5.0}), "max_cost needs both prices"),
+    "two sources in one entry": (
+        lambda tmp: {"perturb": [{"name": "p", "backtranslation": {}, "pairs": {"path": "x"}}]},
+        "name exactly one of: pairs, backtranslation, rewriting"),
+    "two entries of one name": (
+        lambda tmp: {"perturb": [{"name": "p", "pairs": {"path": "x"}}] * 2}, "'p'"),
+    "hard negatives that nobody gives": (
+        lambda tmp: {"train__objectives__infonce": {"hard_negatives": True}},
+        "needs rewrites that come with negatives"),
+    "a pair file that is not there": (
+        lambda tmp: {"perturb": [{"name": "p", "pairs": {"path": str(tmp / "nowhere.tsv")}}]},
+        "perturb[0].pairs.path: there is no file"),
+    "a pair file without the columns": (pairs_without_columns, "there is no column 'sentence1'"),
+    "a translation folder that is not there": (
+        lambda tmp: translation(tmp / "nowhere"), "there is no such folder"),
+    "an encoder as a translator": (
+        lambda tmp: translation(make_model(tmp / "encoder")), "does not translate"),
+    "a translation folder without tokenizer": (
+        without_its_tokenizer, "lacks source.spm, target.spm, vocab.json"),
+    "drawing with beams": (
+        lambda tmp: {"perturb": [{"name": "p", "backtranslation": {"temperature": 1.0}}]},
+        "needs num_beams: 1"),
     "a recipe that builds on itself": (a_circle, "builds on its own student"),
     "a base recipe that does not exist": (
         lambda tmp: {"teachers__0": {"name": "t", "model": "recipe:nowhere.yaml"}},
@@ -92,7 +153,8 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_message(tmp_path, tiny_recipe, capsys, case):
+def test_bad_input_is_one_message(tmp_path, tiny_recipe, capsys, monkeypatch, case):
+    monkeypatch.setenv("SENTRAY_EMPTY_KEY", " ")
     make, expected = BAD[case]
     tiny_recipe()
     recipe = tiny_recipe(**make(tmp_path))

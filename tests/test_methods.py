@@ -48,8 +48,8 @@ def token_data(tmp_path, **settings):
     content = Tokeniser(chosen)(make_sentences(40))
     for name, data in content.items():
         (tmp_path / name).write_bytes(data)
-    tokens = TokenRows([(tmp_path / "ids.npy", tmp_path / "offsets.npy")], 40)
-    return TrainingData(tokens, [], [], None)
+    tokens = TokenRows([(tmp_path / "ids.npy", tmp_path / "offsets.npy")])
+    return TrainingData(tokens, [], [], [])
 
 
 def reader(student, objectives, data, worker=(0, 1)):
@@ -210,7 +210,7 @@ def test_the_masked_language_loss_is_the_pretrained_models(models, tmp_path):
     ).loss  # fmt: skip
     torch.testing.assert_close(total / count, expected)
     embedding = student.encoder.backbone.get_input_embeddings().weight
-    head = student.auxiliary["masked_language"].model
+    head = student.auxiliary["masked_language"].head.model
     assert head.get_output_embeddings().weight is embedding
     unique = {id(p) for p in student.parameters()}
     assert len(unique) == len(list(student.parameters()))
@@ -225,7 +225,7 @@ def test_the_discriminator_sees_the_vector_and_teaches_the_encoder(models, tmp_p
         token_data(tmp_path, model=models["Bert"]),
     )
     detector = student.auxiliary["replaced_token"]
-    given = AuxiliaryInput(batch.ids_VbL, batch.mask_VbL, *batch.masked["replaced_token"])
+    given = AuxiliaryInput(batch.ids_VbL, batch.mask_VbL, batch.masked["replaced_token"])
     generator = detector._generator[0]
     before = {name: x.clone() for name, x in generator.state_dict().items()}
     torch.manual_seed(0)

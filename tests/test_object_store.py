@@ -10,8 +10,8 @@ from pipeline.artifacts import ArtifactStore
 from stages.errors import UserError
 from stages.files import Root
 from stages.train.checkpoint import Checkpoints
+from tests.conftest import Sentray
 from tests.test_files_and_artifacts import publish
-from tests.test_pipeline import Sentray
 
 
 @pytest.fixture(scope="module")

@@ -11,48 +11,9 @@ import numpy as np
 import pytest
 import yaml
 
-from tests.conftest import make_model, make_sentences
+from tests.conftest import made, make_model, make_sentences
 
 pytestmark = pytest.mark.slow
-
-
-class Sentray:
-    """The command line as a user runs it, in a process of its own."""
-
-    def __init__(self, folder, address):
-        self.folder = folder
-        self.address = address
-
-    def recipe_file(self, recipe):
-        file = self.folder / "recipe.yaml"
-        file.write_text(yaml.safe_dump(recipe))
-        return str(file)
-
-    def start(self, *arguments):
-        command = [sys.executable, "-m", "pipeline.cli", *map(str, arguments)]
-        if arguments[0] == "run":
-            command += ["--address", self.address]
-        return subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.folder
-        )
-
-    def __call__(self, *arguments, code=0):
-        process = self.start(*arguments)
-        out, err = process.communicate(timeout=400)
-        assert process.returncode == code, out + err
-        return out if code == 0 else err
-
-
-@pytest.fixture
-def sentray(tmp_path, ray_cluster):
-    return Sentray(tmp_path, ray_cluster)
-
-
-def made(storage: str) -> dict[str, float]:
-    """Every published manifest and finished shard, with its time of writing."""
-    root = Path(storage)
-    files = [*root.glob("*/*/manifest.json"), *root.glob("*/*/shards/*.json")]
-    return {str(file.relative_to(root)): file.stat().st_mtime_ns for file in files}
 
 
 def student_weights(storage: str) -> bytes:
@@ -198,18 +159,6 @@ def kill_when(process, line, happened):
     assert process.returncode == -signal.SIGKILL
 
 
-def wait_for_idle(address):
-    """Until the killed driver's workers are gone, so that nothing of it writes any more."""
-    import ray
-
-    ray.init(address=address, log_to_driver=False)
-    try:
-        while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
-            os.sched_yield()
-    finally:
-        ray.shutdown()
-
-
 STAGES = {
     "sentences": "",
     "embed:t": "embed/*/shards/*.json",
@@ -249,7 +198,7 @@ def test_a_killed_driver_loses_nothing_that_was_finished(sentray, tiny_recipe, t
     for stage, ledger in STAGES.items():
         process = sentray.start("run", file, "--only", stage)
         kill_when(process, f"{stage:<16}  started", lambda: not ledger or list(root.glob(ledger)))  # noqa: B023
-        wait_for_idle(sentray.address)
+        sentray.wait_for_idle()
         finished = made(recipe["storage"])
         kind = stage.partition(":")[0]
         if kind != "evaluate" and stage != "corpus:after":
@@ -311,8 +260,20 @@ def test_workers_and_zero_stages_agree_with_the_plain_engine(sentray, tiny_recip
             np.testing.assert_allclose(found[name], weights[name], atol=1e-5, err_msg=name)
 
 
+def write_pairs(file, sentences):
+    """Two made-up rewrites and a negative for each sentence, as an entry of `perturb`."""
+    made_up = make_sentences(3 * len(sentences), seed=4)
+    lines = ["sentence1\tsentence2\tnegative"]
+    for number, sentence in enumerate(sentences):
+        first, second, negative = made_up[3 * number : 3 * number + 3]
+        lines += [f"{sentence}\t{first}\t{negative}", f"{sentence}\t{second}\t{negative}"]
+    file.write_text("\n".join(lines) + "\n")
+    return {"name": "mine", "pairs": {"path": str(file), "negative_column": "negative"},
+            "filters": {"min_growth": 0.0, "max_growth": 100.0, "max_repeats": 100}}  # fmt: skip
+
+
 def test_two_workers_train_every_method_as_one_does(sentray, tiny_recipe, tmp_path):
-    """Ranks, soft negatives, prompts with denoising, batch norm, both auxiliary losses."""
+    """Ranks, soft and hard negatives, rewrites, prompts, batch norm, all auxiliary losses."""
     quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model = make_model(tmp_path / "student", head="ForMaskedLM", seed=6, **quiet)
     generator = make_model(tmp_path / "generator", head="ForMaskedLM", layers=1, seed=7, **quiet)
@@ -322,9 +283,11 @@ def test_two_workers_train_every_method_as_one_does(sentray, tiny_recipe, tmp_pa
                  "second_template": "A red {sentence} means {mask}.", "max_length": 24,
                  "template_denoising": True, "head": "batchnorm", "final_period": "promptbert"},
         teachers=rank_teacher(tiny_recipe), ranks={"corpus_size": 100},
+        perturb=[write_pairs(tmp_path / "pairs.tsv", make_sentences(300)[::2])],
         train__objectives={
-            "infonce": {}, "rank_regression": {"low": 0.0, "combine": "sum"},
-            "soft_negative": {"weight": 0.5}, "masked_language": {},
+            "infonce": {"hard_negatives": True}, "masked_language": {},
+            "rank_regression": {"low": 0.0, "combine": "sum"}, "soft_negative": {"weight": 0.5},
+            "denoising": {"layers": 1, "noise": 0.0, "dropout": 0.0, "target": "memory"},
             "replaced_token": {"weight": 0.1, "generator": {"model": str(generator)}},
         },
         train__log_every_steps=1, train__max_steps=4, train__learning_rate=1e-4,
@@ -334,9 +297,9 @@ def test_two_workers_train_every_method_as_one_does(sentray, tiny_recipe, tmp_pa
     sentray("run", file)
 
     keys = ("loss", "infonce", "rank_regression", "soft_negative", "masked_language",
-            "replaced_token", "gradient_norm", "dev_spearman")  # fmt: skip
+            "replaced_token", "denoising", "gradient_norm", "dev_spearman")  # fmt: skip
     expected, weights = trained(recipe, keys)
-    for stage in (0, 2):
+    for stage in (0, 3):
         sentray(
             "run", file, "--only", "train", "--force", "train", "--set", "train.num_workers=2",
             "--set", f"train.zero_stage={stage}", "--set", "train.cpus_per_worker=1",

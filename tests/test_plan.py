@@ -207,3 +207,20 @@ def test_planning_imports_neither_torch_nor_ray(tmp_path, tiny_recipe):
     )
     assert result.stdout.splitlines()[-1] == "[]"
     assert "9 of 9 to do" in result.stdout
+
+
+def test_what_negations_read_does_not_depend_on_rewrites(tmp_path, tiny_recipe, student_folder):
+    (tmp_path / "p.tsv").write_text("sentence1\tsentence2\n")
+    translation = {"model": str(student_folder)}
+    sources = [
+        {"name": "p", "pairs": {"path": str(tmp_path / "p.tsv")}},
+        {"name": "t", "backtranslation": {"to_pivot": translation, "from_pivot": translation}},
+    ]
+    changes = {"train__objectives": {"infonce": {}, "soft_negative": {}}}
+    file = tmp_path / "recipe.yaml"
+    found = []
+    for perturb in ([], sources[:1], sources):
+        file.write_text(yaml.safe_dump(tiny_recipe(perturb=perturb, **changes)))
+        found.append(build_graph(load_recipe(file))["tokens:negated"])
+    assert [node.inputs for node in found] == 3 * [{"sentences": "sentences"}]
+    assert len({node.fingerprint for node in found}) == 1

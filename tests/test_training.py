@@ -41,15 +41,15 @@ def data(tmp_path_factory, teacher_folder, student_folder):
         tokens.append((folder / f"{shard}.ids.npy", folder / f"{shard}.offsets.npy"))
     write_sts(folder / "sts.tsv")
     return TrainingData(
-        tokens=TokenRows(tokens, ROWS_PER_SHARD),
+        tokens=TokenRows(tokens),
         factors=[FactorRows(factors, ROWS_PER_SHARD)],
         teacher_weights=[1.0],
-        dev=load_sts(StsSettings(name="dev", path=str(folder / "sts.tsv"))),
+        dev=[load_sts(StsSettings(name="dev", path=str(folder / "sts.tsv")))],
     )
 
 
 def settings_of(data_dev=True, **changes):
-    dev = {"sts": {"name": "dev", "path": "unused"}, "every_steps": 5} if data_dev else None
+    dev = {"sts": [{"name": "dev", "path": "unused"}], "every_steps": 5} if data_dev else None
     base = dict(
         objectives=OBJECTIVES, batch_size=16, max_steps=20, learning_rate=1e-3, dev=dev,
         checkpoint_every_steps=4, log_every_steps=1,
@@ -140,7 +140,7 @@ def test_best_weights_are_those_of_the_best_evaluation(data, student_folder):
 
 
 def test_early_stopping_counts_evaluations_without_a_better_one(data, student_folder):
-    dev = {"sts": {"name": "dev", "path": "unused"}, "every_steps": 1, "patience": 2}
+    dev = {"sts": [{"name": "dev", "path": "unused"}], "every_steps": 1, "patience": 2}
     result = run(data, student_folder, settings_of(learning_rate=0.5, max_steps=50, dev=dev))
     assert result.progress.step == result.progress.best_step + 2 < 50
 

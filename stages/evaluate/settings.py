@@ -55,8 +55,13 @@ class EvaluateSettings(Settings):
 
     @model_validator(mode="after")
     def _names_differ(self) -> "EvaluateSettings":
-        names = [one.name for one in self.sts]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"two STS sets are called '{twice[0]}'")
+        check_names_differ(self.sts)
         return self
+
+
+def check_names_differ(sets: list[StsSettings]) -> None:
+    """Raises ValueError where two test sets have one name: results are kept by name."""
+    names = [one.name for one in sets]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"two STS sets are called '{twice[0]}'")

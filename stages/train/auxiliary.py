@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers.modeling_outputs import BaseModelOutput
 
 from stages.encoder.model import Encoder, load_backbone, load_pretrained, set_dropout
 from stages.encoder.settings import EncoderSettings, ModelSettings
 from stages.encoder.tokenizer import load_tokenizer
 from stages.errors import UserError
-from stages.train.settings import Objectives, StudentSettings
+from stages.train.objectives import token_cross_entropy
+from stages.train.settings import Denoising, Objectives, StudentSettings
 
 
 def build_auxiliary(
@@ -29,17 +30,60 @@ def build_auxiliary(
     if objectives.replaced_token is not None:
         generator = objectives.replaced_token.generator
         found["replaced_token"] = ReplacedTokenDetector(settings, encoder, generator)
+    if objectives.denoising is not None:
+        found["denoising"] = Denoiser(settings, encoder, objectives.denoising)
     return nn.ModuleDict(found)
 
 
 @dataclass(frozen=True)
 class AuxiliaryInput:
-    """Token ids, mask, masked copy and where it was chosen, of the first two views: (2 b, L)."""
+    """Token ids and mask of the first two views: (2 b, L).
+
+    copy: for objectives that mask, the masked ids and where they were chosen.
+    """
 
     ids: Tensor
     mask: Tensor
-    masked: Tensor
-    chosen: Tensor
+    copy: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def masked(self) -> Tensor:
+        assert self.copy is not None
+        return self.copy[0]
+
+    @property
+    def chosen(self) -> Tensor:
+        assert self.copy is not None
+        return self.copy[1]
+
+
+class VocabularyHead(nn.Module):
+    """Token states to logits over the vocabulary: the masked-language head of the student's model.
+
+    Its vocabulary matrix is tied to the student's word embedding, which so gets gradient.
+
+    Args:
+        new: initialise the head afresh, for models that were saved without one.
+    """
+
+    def __init__(self, settings: StudentSettings, encoder: Encoder, new: bool = False) -> None:
+        super().__init__()
+        self.model = load_masked_language_model(settings, head_may_miss=new)
+        if new:
+            inner = [child for child in self.model.children() if child is not self.model.base_model]
+            for module in (inner for child in inner for inner in child.modules()):
+                for parameter in module.parameters(recurse=False):
+                    parameter._is_hf_initialized = False  # else what was loaded stays
+                self.model._init_weights(module)
+        setattr(self.model, self.model.base_model_prefix, _GivenStates())
+        self.model.get_output_embeddings().weight = encoder.backbone.get_input_embeddings().weight
+
+    def forward(self, states_TD: Tensor, ids_BL: Tensor) -> Tensor:
+        """Logits (T, V) of some token states; `ids_BL` only says what the model was given."""
+        given: Any = getattr(self.model, self.model.base_model_prefix)
+        given.states = states_TD.unsqueeze(0)
+        logits: Tensor = self.model(input_ids=ids_BL).logits[0]
+        return logits
 
 
 class MaskedLanguageHead(nn.Module):
@@ -47,21 +91,15 @@ class MaskedLanguageHead(nn.Module):
 
     def __init__(self, settings: StudentSettings, encoder: Encoder) -> None:
         super().__init__()
-        self.model = load_masked_language_model(settings)
-        setattr(self.model, self.model.base_model_prefix, _GivenStates())
-        # tied: the vocabulary matrix is the student's own word embedding
-        self.model.get_output_embeddings().weight = encoder.backbone.get_input_embeddings().weight
+        self.head = VocabularyHead(settings, encoder)
 
     def forward(
         self, encoder: Encoder, batch: AuxiliaryInput, vectors_D: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Cross-entropy of the chosen tokens, summed, and their number."""
-        given: Any = getattr(self.model, self.model.base_model_prefix)
         # the head over the chosen tokens only: a vocabulary of 30,000 makes the rest gigabytes
-        given.states = encoder.states(batch.masked, batch.mask)[batch.chosen].unsqueeze(0)
-        logits = self.model(input_ids=batch.masked).logits[0].float()
-        loss = F.cross_entropy(logits, batch.ids[batch.chosen], reduction="sum")
-        return loss, batch.chosen.sum()
+        states_TD = encoder.states(batch.masked, batch.mask)[batch.chosen]
+        return token_cross_entropy(self.head(states_TD, batch.masked), batch.ids[batch.chosen])
 
 
 class _GivenStates(nn.Module):
@@ -124,10 +162,8 @@ class ReplacedTokenDetector(nn.Module):
             states = self.discriminator(input_ids=edited, attention_mask=batch.mask)
         finally:
             handle.remove()
-        logits = self.detect(states.last_hidden_state).float()
-        target = replaced.masked_fill(batch.mask == 0, -100)
-        loss = F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="sum")
-        return loss, batch.mask.sum()
+        real = batch.mask.bool()
+        return token_cross_entropy(self.detect(states.last_hidden_state)[real], replaced[real])
 
     @torch.no_grad()
     def edit(self, batch: AuxiliaryInput) -> Tensor:
@@ -139,19 +175,85 @@ class ReplacedTokenDetector(nn.Module):
         return edited
 
 
-def load_masked_language_model(settings: ModelSettings) -> Any:
+class Denoiser(nn.Module):
+    """DenoSent's decoder (Wang et al., AAAI 2024): the tokens behind noisy embeddings, all at once.
+
+    A post-norm Transformer decoder without causal mask, over the embedding layer's output of view
+    2, detached, with a share `noise` of its numbers dropped; its memory is the one vector of view
+    1 (after the head). Attention over one key is 1, so each layer adds a linear image of that
+    vector: queries and keys there get a gradient of exactly 0.
+    """
+
+    def __init__(self, settings: StudentSettings, encoder: Encoder, chosen: Denoising) -> None:
+        super().__init__()
+        width = encoder.dimension
+        embeddings = getattr(encoder.backbone, "embeddings", None)
+        word = encoder.backbone.get_input_embeddings().embedding_dim
+        if not hasattr(embeddings, "position_embeddings") or word != width:
+            raise UserError(
+                f"denoising: model '{settings.model}' has no embedding layer with positions that "
+                "is as wide as its vectors, so the decoder cannot read it; choose another model"
+            )
+        if width % chosen.attention_heads:
+            raise UserError(
+                f"train.objectives.denoising.attention_heads: {chosen.attention_heads} heads do "
+                f"not divide the {width} dimensions of model '{settings.model}'"
+            )
+        self.layers = decoder_layers(width, chosen)
+        self.head = VocabularyHead(settings, encoder, chosen.vocabulary_head == "new")
+        self._noise, self._target = chosen.noise, chosen.target
+
+    def forward(
+        self, encoder: Encoder, batch: AuxiliaryInput, vectors_D: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Cross-entropy of the target's tokens (template and special tokens too), summed."""
+        first_ids, ids_bL = batch.ids.chunk(2)
+        first_mask, mask_bL = batch.mask.chunk(2)
+        with torch.no_grad():
+            noisy_bLD = F.dropout(encoder.backbone.embeddings(ids_bL), self._noise)
+        memory_b1D = vectors_D.chunk(2)[0].unsqueeze(1)
+        states_bLD = noisy_bLD
+        for layer in self.layers:
+            states_bLD = layer(states_bLD, memory_b1D, tgt_key_padding_mask=mask_bL == 0)
+        if self._target == "memory":
+            ids_bL, mask_bL = first_ids, first_mask
+        real = mask_bL.bool()
+        return token_cross_entropy(self.head(states_bLD[real], ids_bL), ids_bL[real])
+
+
+def decoder_layers(width: int, chosen: Denoising) -> nn.ModuleList:
+    """The layers of DenoSent's decoder, 126,046,208 parameters at width 768 by default.
+
+    Linear layers start from N(0, 0.02), the fused attention projections from Xavier's, each layer
+    by itself: nn.TransformerDecoder would start all layers alike.
+    """
+    layers = nn.ModuleList(
+        nn.TransformerDecoderLayer(
+            width, chosen.attention_heads, chosen.feed_forward, chosen.dropout, batch_first=True
+        )
+        for _ in range(chosen.layers)
+    )
+    for module in layers.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=0.02)
+            nn.init.zeros_(module.bias)
+    return layers
+
+
+def load_masked_language_model(settings: ModelSettings, head_may_miss: bool = False) -> Any:
     """A pretrained masked-language model with its head, float32, from safetensors.
 
     Raises:
-        UserError: no such model, or it was saved without its head.
+        UserError: no such model, or it was saved without its head and that may not be.
     """
     from transformers import AutoModelForMaskedLM
 
     model, about = load_pretrained(AutoModelForMaskedLM, settings, output_loading_info=True)
-    if about["missing_keys"]:
+    if about["missing_keys"] and not head_may_miss:
         raise UserError(
             f"model '{settings.model}': it was saved without its masked-language head "
-            f"({sorted(about['missing_keys'])[0]} is missing); use the pretrained model itself"
+            f"({sorted(about['missing_keys'])[0]} is missing); use the pretrained model itself, "
+            "or, for denoising, set vocabulary_head: new"
         )
     return model
 

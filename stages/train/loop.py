@@ -9,7 +9,7 @@ import json
 import math
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,143 @@ class Trained:
     progress: Progress
 
 
+class Training:
+    """One training: `rows` trains, row by row of metrics; then `trained` has the result.
+
+    Whoever reads the rows may stop, or save, between two of them.
+
+    Args:
+        checkpoints: where it continues, and saves every `checkpoint_every_steps`.
+
+    Raises:
+        UserError: batch larger than the corpus, or a checkpoint of another layout.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: TrainSettings,
+        data: TrainingData,
+        checkpoints: Checkpoints | None = None,
+    ) -> None:
+        for factor in data.factors:
+            same = factor.num_rows == data.tokens.num_rows
+            assert same, "factors and tokens come from different sentences"
+        if settings.batch_size > data.num_rows:
+            raise batch_too_large(settings.batch_size, data.num_rows)
+        self.engine = engine
+        self.num_steps = settings.num_steps(data.num_rows)
+        self._settings = settings
+        self._data = data
+        self._checkpoints = checkpoints
+        self._dev_batches = _dev_batches(engine, data.dev) if data.dev else []
+        self.progress = Progress()
+        self._best: dict[str, Tensor] | None = None
+        if checkpoints is not None:
+            self.resume(checkpoints)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Trains to the end; every worker gets the same number of metric rows.
+
+        Raises:
+            UserError: a loss that is not finite.
+        """
+        engine, settings, progress = self.engine, self._settings, self.progress
+        steps = range(progress.step, self.num_steps if not self._patience_is_over() else 0)
+        read = BatchReader(
+            settings, self._data, engine.student.tokenizers, (engine.rank, engine.num_workers),
+            engine.student.encoder.device,
+        )  # fmt: skip
+        window = _Window(progress.step)
+        for step, batch in read(steps):
+            torch.manual_seed(step_seed(settings.seed, step, engine.rank))
+            engine.student.train()
+            loss, parts = _loss(engine, settings, self._data, batch)
+            rate = settings.learning_rate_at(step, self.num_steps)
+            norm = engine.step(loss, rate)
+            window.add(loss, parts, norm, batch.num_tokens)
+            progress.step = step + 1
+
+            last = progress.step == self.num_steps
+            evaluate = settings.dev is not None and (
+                last or progress.step % settings.dev.every_steps == 0
+            )
+            save = progress.step % settings.checkpoint_every_steps == 0 and not last
+            if evaluate or save or last or progress.step % settings.log_every_steps == 0:
+                row = window.row(progress.step, self.num_steps, rate, engine)
+                if evaluate:
+                    row |= self._evaluate()
+                progress.history.append(row)
+                yield row
+                if save and self._checkpoints is not None:
+                    self.save(self._checkpoints)
+                window = _Window(progress.step)
+            if self._patience_is_over():
+                break
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no row follows."""
+        return self.progress.step == self.num_steps or self._patience_is_over()
+
+    @property
+    def trained(self) -> Trained:
+        """The weights of the best evaluation, or the last step's where none is asked for."""
+        if self._best is None:
+            self._best = self.engine.backbone_weights()
+            self.progress.best_step = self.progress.step
+        return Trained(self._best, self.progress)
+
+    def save(self, checkpoints: Checkpoints) -> None:
+        """Publishes a checkpoint of the present step."""
+
+        def write(folder: Path) -> None:
+            self.engine.save(folder)
+            if self.engine.rank == 0 and self._best is not None:
+                save_file(self._best, folder / "best.safetensors")
+
+        state = vars(self.progress) | {"layout": self.engine.layout()}
+        checkpoints.save(self.progress.step, self.engine.rank, write, self.engine.barrier, state)
+
+    def resume(self, checkpoints: Checkpoints) -> None:
+        """Goes on from the newest complete checkpoint, if there is one; before `rows`."""
+        # rank 0 chooses for all: a network file system may show the others an older listing
+        newest = checkpoints.newest_step() if self.engine.rank == 0 else 0
+        device = self.engine.student.encoder.device
+        step = int(self.engine.sum_over_workers(torch.tensor(newest, device=device)))
+        if step == 0:
+            return
+        state = checkpoints.state(step, self.engine.layout())
+        best: dict[str, Tensor] = {}
+
+        def read(folder: Path) -> None:
+            if (folder / "best.safetensors").exists():
+                best.update(load_file(folder / "best.safetensors"))
+            self.engine.load(folder)
+
+        checkpoints.load(state, read)
+        state = json.loads(json.dumps(state))
+        state.pop("layout")
+        self.progress, self._best = Progress(**state), best or None
+
+    def _evaluate(self) -> dict[str, float]:
+        """Dev scores of the present step, which may be the best."""
+        progress = self.progress
+        scores = _dev_scores(self.engine, self._data, self._dev_batches)
+        mean = sum(scores.values()) / len(scores)
+        if progress.best_score is None or not mean <= progress.best_score:
+            progress.best_score, progress.best_step = mean, progress.step
+            progress.evaluations_since_best = 0
+            self._best = self.engine.backbone_weights()
+        else:
+            progress.evaluations_since_best += 1
+        return {f"dev/{name}": score for name, score in scores.items()} | {"dev_spearman": mean}
+
+    def _patience_is_over(self) -> bool:
+        patience = self._settings.dev.patience if self._settings.dev else None
+        return patience is not None and self.progress.evaluations_since_best >= patience
+
+
 def train(
     engine: Engine,
     settings: TrainSettings,
@@ -62,82 +199,25 @@ def train(
     checkpoints: Checkpoints | None = None,
     on_metrics: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> Trained:
-    """Trains to the end, resuming from the newest complete checkpoint if there is one.
-
-    Args:
-        on_metrics: called on every worker, the same number of times, with each metric row.
-
-    Raises:
-        UserError: batch larger than the corpus, a loss that is not finite, a checkpoint of
-            another layout.
-    """
-    num_rows = data.tokens.num_rows
-    if settings.batch_size > num_rows:
-        raise batch_too_large(settings.batch_size, num_rows)
-    for factor in data.factors:
-        assert factor.num_rows == num_rows, "factors and tokens come from different sentences"
-    num_steps = settings.num_steps(num_rows)
-    progress, best = _resume(engine, checkpoints)
-    window = _Window(progress.step)
-    dev_batches = _dev_batches(engine, data.dev) if data.dev else []
-    steps = range(progress.step, num_steps if not _patience_is_over(settings, progress) else 0)
-    read = BatchReader(
-        settings, data, engine.student.tokenizers, (engine.rank, engine.num_workers),
-        engine.student.encoder.device,
-    )  # fmt: skip
-    for step, batch in read(steps):
-        torch.manual_seed(step_seed(settings.seed, step, engine.rank))
-        engine.student.train()
-        loss, parts = _loss(engine, settings, data, batch)
-        rate = settings.learning_rate_at(step, num_steps)
-        norm = engine.step(loss, rate)
-        window.add(loss, parts, norm, batch.num_tokens)
-        progress.step = step + 1
-
-        last = progress.step == num_steps
-        evaluate = settings.dev is not None and (
-            last or progress.step % settings.dev.every_steps == 0
-        )
-        save = progress.step % settings.checkpoint_every_steps == 0 and not last
-        if evaluate or save or last or progress.step % settings.log_every_steps == 0:
-            row = window.row(progress.step, num_steps, rate, engine)
-            if evaluate:
-                score = _dev_score(engine, data, dev_batches)
-                row["dev_spearman"] = score
-                if progress.best_score is None or not score <= progress.best_score:
-                    progress.best_score, progress.best_step = score, progress.step
-                    progress.evaluations_since_best = 0
-                    best = engine.backbone_weights()
-                else:
-                    progress.evaluations_since_best += 1
-            progress.history.append(row)
-            on_metrics(row)
-            window = _Window(progress.step)
-        if save and checkpoints is not None:
-            _save(engine, checkpoints, progress, best)
-            window = _Window(progress.step)
-        if _patience_is_over(settings, progress):
-            break
-    if best is None:
-        best = engine.backbone_weights()
-        progress.best_step = progress.step
-    return Trained(best, progress)
-
-
-def _patience_is_over(settings: TrainSettings, progress: Progress) -> bool:
-    patience = settings.dev.patience if settings.dev else None
-    return patience is not None and progress.evaluations_since_best >= patience
+    """Trains to the end; `on_metrics` gets each metric row. Errors as `Training` raises them."""
+    training = Training(engine, settings, data, checkpoints)
+    for row in training.rows():
+        on_metrics(row)
+    return training.trained
 
 
 def _loss(
     engine: Engine, settings: TrainSettings, data: TrainingData, batch: Batch
 ) -> tuple[Tensor, dict[str, Tensor]]:
     views_VbD, sums = engine.forward(batch.ids_VbL, batch.mask_VbL, batch.masked)
-    u_BD, v_BD, *soft = map(engine.gather_rows, views_VbD.chunk(engine.student.num_views))
+    names = engine.student.views
+    views = dict(zip(names, map(engine.gather_rows, views_VbD.chunk(len(names))), strict=True))
+    u_BD = views["first"]
     scores = Scores(
-        cosines(u_BD, v_BD),
+        cosines(u_BD, views["second"]),
         mix_teachers(batch.factors_BD, data.teacher_weights) if batch.factors_BD else None,
-        row_cosines(u_BD, soft[0]) if soft else None,
+        soft_B=row_cosines(u_BD, views["negated"]) if "negated" in views else None,
+        hard_BB=cosines(u_BD, views["negative"]) if "negative" in views else None,
     )
     auxiliary = {name: _global_mean(engine, *one) for name, one in sums.items()}
     return total_loss(scores, settings.objectives, auxiliary)
@@ -190,7 +270,7 @@ def peak_memory_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _dev_batches(engine: Engine, dev: StsSet) -> list[tuple[np.ndarray, Tensor, Tensor]]:
+def _dev_batches(engine: Engine, dev: list[StsSet]) -> list[tuple[np.ndarray, Tensor, Tensor]]:
     """Distinct dev sentences, tokenised once, in batches that every worker cuts alike."""
     encoder = engine.student.encoder
     positions = num_positions(encoder.backbone.config.to_dict())
@@ -206,15 +286,14 @@ def _dev_batches(engine: Engine, dev: StsSet) -> list[tuple[np.ndarray, Tensor, 
     return batches
 
 
-def _distinct(dev: StsSet) -> list[str]:
-    return list(dict.fromkeys(dev.sentence1 + dev.sentence2))
+def _distinct(dev: list[StsSet]) -> list[str]:
+    return list(dict.fromkeys(text for one in dev for text in one.sentence1 + one.sentence2))
 
 
-def _dev_score(
+def _dev_scores(
     engine: Engine, data: TrainingData, batches: list[tuple[np.ndarray, Tensor, Tensor]]
-) -> float:
-    """Spearman x 100 on the dev pairs; the sentences are spread over the workers."""
-    assert data.dev is not None
+) -> dict[str, float]:
+    """Spearman x 100 on each dev set's pairs; the sentences are spread over the workers."""
     texts = _distinct(data.dev)
     vectors = torch.zeros(
         len(texts), engine.student.encoder.dimension, device=engine.student.encoder.device
@@ -230,43 +309,9 @@ def _dev_score(
             vectors[torch.from_numpy(rows)] = found
     unit = unit_rows(engine.sum_over_workers(vectors).cpu().numpy())
     row_of = {text: row for row, text in enumerate(texts)}
-    left = unit[[row_of[text] for text in data.dev.sentence1]]
-    right = unit[[row_of[text] for text in data.dev.sentence2]]
-    return 100 * spearman((left * right).sum(1), data.dev.gold)
-
-
-def _save(
-    engine: Engine, checkpoints: Checkpoints, progress: Progress, best: dict[str, Tensor] | None
-) -> None:
-    def write(folder: Path) -> None:
-        engine.save(folder)
-        if engine.rank == 0 and best is not None:
-            save_file(best, folder / "best.safetensors")
-
-    state = vars(progress) | {"layout": engine.layout()}
-    checkpoints.save(progress.step, engine.rank, write, engine.barrier, state)
-
-
-def _resume(
-    engine: Engine, checkpoints: Checkpoints | None
-) -> tuple[Progress, dict[str, Tensor] | None]:
-    if checkpoints is None:
-        return Progress(), None
-    # rank 0 chooses for all: a network file system may show the others an older listing
-    newest = checkpoints.newest_step() if engine.rank == 0 else 0
-    device = engine.student.encoder.device
-    step = int(engine.sum_over_workers(torch.tensor(newest, device=device)))
-    if step == 0:
-        return Progress(), None
-    state = checkpoints.state(step, engine.layout())
-    best: dict[str, Tensor] = {}
-
-    def read(folder: Path) -> None:
-        if (folder / "best.safetensors").exists():
-            best.update(load_file(folder / "best.safetensors"))
-        engine.load(folder)
-
-    checkpoints.load(state, read)
-    state = json.loads(json.dumps(state))
-    state.pop("layout")
-    return Progress(**state), best or None
+    scores = {}
+    for one in data.dev:
+        left = unit[[row_of[text] for text in one.sentence1]]
+        right = unit[[row_of[text] for text in one.sentence2]]
+        scores[one.name] = 100 * spearman((left * right).sum(1), one.gold)
+    return scores

@@ -39,9 +39,14 @@ def mix_teachers(factors: list[Tensor], weights: list[float]) -> Tensor:
     return mixed.fill_diagonal_(1)
 
 
-def info_nce(C: Tensor, temperature: float) -> Tensor:
-    """-log softmax_j(C_ij / t)_i, positive in the denominator, u to v only (SimCSE Eq. 1)."""
-    return F.cross_entropy(C / temperature, torch.arange(len(C), device=C.device))
+def info_nce(C: Tensor, temperature: float, hard_BB: Tensor | None = None) -> Tensor:
+    """-log softmax_j(C_ij / t)_i, positive in the denominator, u to v only (SimCSE Eq. 1).
+
+    Args:
+        hard_BB: cosines of view 1 with every sentence's hard negative, as further candidates.
+    """
+    candidates = C if hard_BB is None else torch.cat([C, hard_BB], dim=1)
+    return F.cross_entropy(candidates / temperature, torch.arange(len(C), device=C.device))
 
 
 def consistency(C: Tensor, temperature: float) -> Tensor:
@@ -111,6 +116,16 @@ def soft_negative_margin(C: Tensor, soft_B: Tensor, low: float, high: float) -> 
     return (F.relu(difference_B + low) + F.relu(-difference_B - high)).mean()
 
 
+def token_cross_entropy(logits_TV: Tensor, ids_T: Tensor) -> tuple[Tensor, Tensor]:
+    """-log softmax(logits)_id summed over tokens, in float32, and their number.
+
+    What denoising (DenoSent), the masked-language term and replaced-token detection are made of;
+    the caller leaves out padding.
+    """
+    total = F.cross_entropy(logits_TV.float(), ids_T, reduction="sum")
+    return total, torch.tensor(len(ids_T), device=ids_T.device)
+
+
 def row_cosines(a_BD: Tensor, b_BD: Tensor) -> Tensor:
     """cos(a_i, b_i) as (B,)."""
     return (unit(a_BD) * unit(b_BD)).sum(-1)
@@ -122,11 +137,13 @@ class Scores:
 
     C: student cosines (B, B). T: teacher scores (B, B), None only when no objective needs them.
     soft_B: cosines of view 1 with each sentence's negation (B,), None without soft negatives.
+    hard_BB: cosines of view 1 with all hard negatives (B, B), None without these.
     """
 
     C: Tensor
     T: Tensor | None
-    soft_B: Tensor | None
+    soft_B: Tensor | None = None
+    hard_BB: Tensor | None = None
 
 
 def total_loss(
@@ -140,7 +157,7 @@ def total_loss(
     C, T = scores.C, scores.T
     values = dict(auxiliary)
     if one := settings.infonce:
-        values["infonce"] = info_nce(C, one.temperature)
+        values["infonce"] = info_nce(C, one.temperature, scores.hard_BB)
     if two := settings.consistency:
         values["consistency"] = consistency(C, two.temperature)
     if net := settings.listnet:

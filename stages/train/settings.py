@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from stages.encoder.settings import EncoderSettings, ModelSettings
 from stages.errors import UserError
-from stages.evaluate.settings import StsSettings
+from stages.evaluate.settings import StsSettings, check_names_differ
 from stages.settings import Settings, execution
 
 
@@ -25,10 +25,11 @@ class StudentSettings(EncoderSettings):
         description="Subtract what the template alone gives, at the sentence's positions, while "
         "training (PromptBERT).",
     )
-    head: Literal["tanh", "batchnorm", "none"] = Field(
+    head: Literal["tanh", "linear", "batchnorm", "none"] = Field(
         "tanh",
         description="Layer between pooling and loss while training, dropped afterwards: "
-        "tanh(Wx + b) as in SimCSE, DiffCSE's two layers with batch norm, or none.",
+        "tanh(Wx + b) as in SimCSE, Wx + b as in DenoSent, DiffCSE's two layers with batch norm, "
+        "or none.",
     )
     dropout: float | None = Field(
         None, ge=0, lt=1, description="Dropout everywhere in the backbone; null keeps its own."
@@ -57,6 +58,9 @@ class StudentSettings(EncoderSettings):
 class InfoNce(Settings):
     weight: float = Field(1.0, ge=0)
     temperature: float = Field(0.05, gt=0, description="tau1.")
+    hard_negatives: bool = Field(
+        False, description="The rewrites' negatives are candidates too, every sentence's for all."
+    )
 
 
 class Consistency(Settings):
@@ -131,6 +135,29 @@ class ReplacedToken(Settings):
         return self
 
 
+class Denoising(Settings):
+    """DenoSent: a decoder that is given the vector finds the tokens behind noisy embeddings."""
+
+    weight: float = Field(1.0, ge=0, description="w_g.")
+    target: Literal["input", "memory"] = Field(
+        "input",
+        description="input: the tokens of view 2, whose embeddings the decoder is given (released "
+        "code). memory: those of view 1, which gives the vector (the paper's text).",
+    )
+    layers: int = Field(16, ge=1)
+    attention_heads: int = Field(1, ge=1)
+    feed_forward: int = Field(2048, ge=1, description="Width between the two linear layers.")
+    noise: float = Field(
+        0.825, ge=0, lt=1, description="Share of the numbers of the embeddings that are dropped."
+    )
+    dropout: float = Field(0.1, ge=0, lt=1, description="Inside the decoder.")
+    vocabulary_head: Literal["pretrained", "new"] = Field(
+        "pretrained",
+        description="The student's own masked-language head, or a freshly initialised one; either "
+        "way its vocabulary matrix is the student's word embedding.",
+    )
+
+
 class Objectives(Settings):
     """Losses that are combined with their weights; a method is a choice of these."""
 
@@ -142,6 +169,7 @@ class Objectives(Settings):
     soft_negative: SoftNegative | None = None
     masked_language: MaskedLanguage | None = None
     replaced_token: ReplacedToken | None = None
+    denoising: Denoising | None = None
 
     @model_validator(mode="after")
     def _some(self) -> "Objectives":
@@ -157,13 +185,24 @@ class Objectives(Settings):
     def needs_teacher(self) -> bool:
         return any((self.listnet, self.listmle, self.rank_regression))
 
+    @property
+    def needs_negatives(self) -> bool:
+        return self.infonce is not None and self.infonce.hard_negatives
+
 
 class DevSettings(Settings):
-    sts: StsSettings = Field(description="The STS set that checkpoints are chosen on.")
+    sts: list[StsSettings] = Field(
+        min_length=1, description="STS sets; checkpoints are chosen on their mean."
+    )
     every_steps: int = Field(125, ge=1, description="Steps between evaluations.")
     patience: int | None = Field(
         None, ge=1, description="Stop after this many evaluations without a better one."
     )
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> "DevSettings":
+        check_names_differ(self.sts)
+        return self
 
 
 class TrainSettings(Settings):
@@ -173,7 +212,15 @@ class TrainSettings(Settings):
     max_steps: int | None = Field(
         None, ge=1, description="Steps in all, fewer or more than the epochs would make."
     )
+    rewritten_view: Literal["second", "first", "none"] = Field(
+        "second",
+        description="With rewrites (`perturb`): which view is one of the sentence's rewrites. none "
+        "trains on the same sentences without them, as an ablation.",
+    )
     learning_rate: float = Field(3e-5, gt=0)
+    schedule: Literal["linear", "constant"] = Field(
+        "linear", description="After the warm-up: falling to 0, or staying."
+    )
     warmup_ratio: float = Field(0.05, ge=0, lt=1, description="Share of steps with rising rate.")
     weight_decay: float = Field(0.0, ge=0)
     clip_norm: float = Field(1.0, gt=0, description="Largest global gradient norm.")
@@ -223,10 +270,12 @@ class TrainSettings(Settings):
         return self.max_steps or self.epochs * (num_rows // self.batch_size)
 
     def learning_rate_at(self, step: int, num_steps: int) -> float:
-        """Linear warm-up, then linear decay to 0; `step` counts from 0."""
+        """Linear warm-up, then the schedule; `step` counts from 0."""
         warmup = int(self.warmup_ratio * num_steps)
         if step < warmup:
             return self.learning_rate * (step + 1) / warmup
+        if self.schedule == "constant":
+            return self.learning_rate
         return self.learning_rate * (num_steps - step) / max(1, num_steps - warmup)
 
 

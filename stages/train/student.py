@@ -14,7 +14,7 @@ from stages.encoder.tokenizer import SentenceTokenizer
 from stages.errors import UserError
 from stages.train.auxiliary import AuxiliaryInput, GlobalBatchNorm, build_auxiliary
 from stages.train.settings import Objectives, StudentSettings
-from stages.train.views import view_tokenizers
+from stages.train.views import view_names, view_tokenizers
 
 Sums = dict[str, tuple[Tensor, Tensor]]
 
@@ -23,8 +23,8 @@ class Student(nn.Module):
     """Token ids to vectors: with the head in training mode, without it in evaluation mode.
 
     "Train with the MLP, test without" (SimCSE). The head is tanh(Wx + b), W (D, D) drawn from
-    N(0, 0.02), b zero, not the backbone's pretrained pooler; or DiffCSE's two layers with batch
-    norm.
+    N(0, 0.02), b zero, not the backbone's pretrained pooler; DenoSent's Wx + b; or DiffCSE's two
+    layers with batch norm.
     """
 
     def __init__(
@@ -34,13 +34,13 @@ class Student(nn.Module):
         tokenizers: list[SentenceTokenizer],
         head: nn.Module,
         auxiliary: nn.ModuleDict,
-        num_views: int,
+        views: tuple[str, ...],
         autocast: bool,
     ) -> None:
         super().__init__()
         self.encoder = encoder
         self.tokenizers = tokenizers
-        self.num_views = num_views
+        self.views = views
         self.auxiliary = auxiliary
         self.autocast = autocast
         self._denoises = settings.template_denoising
@@ -74,11 +74,11 @@ class Student(nn.Module):
             if self._denoises:
                 vectors_BD = vectors_BD - self._template_bias(mask_BL)
             vectors_BD = self.head(vectors_BD)
-            two = 2 * len(ids_BL) // self.num_views
+            two = 2 * len(ids_BL) // len(self.views)
             sums = {
                 name: module(
                     self.encoder,
-                    AuxiliaryInput(ids_BL[:two], mask_BL[:two], *masked[name]),
+                    AuxiliaryInput(ids_BL[:two], mask_BL[:two], masked.get(name)),
                     vectors_BD[:two],
                 )
                 for name, module in self.auxiliary.items()
@@ -92,7 +92,7 @@ class Student(nn.Module):
         and dropout. Computed once for every length in the batch.
         """
         biases = []
-        for view, rows in enumerate(mask_BL.chunk(self.num_views)):
+        for view, rows in enumerate(mask_BL.chunk(len(self.views))):
             tokenizer = self.tokenizers[min(view, 1)]
             prefix, suffix = len(tokenizer.prefix), len(tokenizer.suffix)
             lengths, row_of = torch.unique(rows.sum(1) - prefix - suffix, return_inverse=True)
@@ -108,11 +108,11 @@ class Student(nn.Module):
 
 def build_head(kind: str, dimension: int) -> nn.Module:
     """The layers between pooling and loss, freshly initialised."""
-    if kind == "tanh":
+    if kind in ("tanh", "linear"):
         linear = nn.Linear(dimension, dimension)
         nn.init.normal_(linear.weight, std=0.02)
         nn.init.zeros_(linear.bias)
-        return nn.Sequential(linear, nn.Tanh())
+        return nn.Sequential(linear, nn.Tanh()) if kind == "tanh" else linear
     if kind == "batchnorm":
         return nn.Sequential(
             nn.Linear(dimension, 2 * dimension, bias=False),
@@ -133,8 +133,8 @@ def build_student(
     torch.manual_seed(seed)
     head = build_head(settings.head, encoder.dimension)
     auxiliary = build_auxiliary(objectives, settings, encoder)
-    num_views = 3 if objectives.soft_negative else 2
-    student = Student(encoder, settings, tokenizers, head, auxiliary, num_views, autocast)
+    views = view_names(objectives)
+    student = Student(encoder, settings, tokenizers, head, auxiliary, views, autocast)
     return student.to(encoder.device)
 
 

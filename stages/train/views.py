@@ -1,14 +1,15 @@
 """What one training step feeds the student: views of the batch's sentences, and masked copies.
 
-A view is the sentence with its template. View 1 and view 2 are the same sentence (dropout, or
-another template, tells them apart); view 3, if there is one, is its negation. All are rows of one
-forward pass, view by view. What is drawn at random here is drawn for the *global* batch from
-(seed, step), so it does not depend on the number of workers.
+A view is a sentence with its template. View 1 and view 2 are the same sentence (dropout, or another
+template, tells them apart), or one of them is a rewrite of it; its negation and a hard negative may
+follow. All are rows of one forward pass, view by view. What is drawn at random here is drawn for
+the *global* batch from (seed, step), so it does not depend on the number of workers.
 """
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property, reduce
 
 import numpy as np
 import torch
@@ -16,23 +17,42 @@ from torch import Tensor
 
 from stages.encoder.tokenizer import SentenceTokenizer, load_tokenizer, pad
 from stages.evaluate.sts import StsSet
-from stages.rows import FactorRows, TokenRows
+from stages.rows import FactorRows, OwnedRows, TokenRows
 from stages.train.order import BatchOrder
 from stages.train.settings import Objectives, StudentSettings, TrainSettings
+
+# Streams of `uniform`, behind those of the objectives that mask
+REWRITE_STREAM, NEGATIVE_STREAM = 100, 101
 
 
 @dataclass(frozen=True)
 class TrainingData:
     """Memory-mapped inputs of training; every worker opens them by itself.
 
+    dev: the sets that checkpoints are chosen on, maybe none.
     negated: tokens of each sentence's negation, when the recipe has soft negatives.
+    rewrites, negatives: tokens of each sentence's rewrites and hard negatives; only sentences that
+        have them take part in training.
     """
 
     tokens: TokenRows
     factors: list[FactorRows]
     teacher_weights: list[float]
-    dev: StsSet | None
+    dev: list[StsSet]
     negated: TokenRows | None = None
+    rewrites: OwnedRows | None = None
+    negatives: OwnedRows | None = None
+
+    @cached_property
+    def rows(self) -> np.ndarray | None:
+        """Sentences that take part (int64, ascending); None for all."""
+        owned = [one.owners for one in (self.rewrites, self.negatives) if one is not None]
+        return reduce(np.intersect1d, owned) if owned else None
+
+    @property
+    def num_rows(self) -> int:
+        """Sentences that take part."""
+        return self.tokens.num_rows if self.rows is None else len(self.rows)
 
 
 @dataclass(frozen=True)
@@ -52,6 +72,16 @@ class Batch:
 def view_tokenizers(settings: StudentSettings) -> list[SentenceTokenizer]:
     """Tokenizer of view 1 and of view 2 (and 3): the same one with other templates."""
     return [load_tokenizer(view) for view in settings.view_settings()]
+
+
+def view_names(objectives: Objectives) -> tuple[str, ...]:
+    """The views of a batch, in order."""
+    names = ["first", "second"]
+    if objectives.soft_negative is not None:
+        names.append("negated")
+    if objectives.needs_negatives:
+        names.append("negative")
+    return tuple(names)
 
 
 def mask_ratios(objectives: Objectives) -> dict[str, float]:
@@ -76,7 +106,7 @@ class BatchReader:
         self._data = data
         self._tokenizers = tokenizers
         self._device = device
-        self._order = BatchOrder(data.tokens.num_rows, settings.batch_size, settings.seed)
+        self._order = BatchOrder(data.num_rows, settings.batch_size, settings.seed)
         self._ratios = mask_ratios(settings.objectives)
         rank, num_workers = worker
         share = settings.batch_size // num_workers
@@ -94,14 +124,16 @@ class BatchReader:
 
     def _read(self, step: int) -> Batch:
         rows = self._order.rows(step)
+        if self._data.rows is not None:
+            rows = self._data.rows[rows]
         first, second = self._tokenizers
-        sentences = self._data.tokens.take(rows[self._own])
-        views = first.wrap(sentences) + second.wrap(sentences)
-        if self._data.negated is not None:
-            views += second.wrap(self._data.negated.take(rows[self._own]))
+        own = rows[self._own]
+        contents = self._contents(own, step)
+        views = [row for t, content in zip((first, second, second, second), contents, strict=False)
+                 for row in t.wrap(content)]  # fmt: skip
         ids, mask = pad(views, first.pad_id)
         masked = {
-            name: self._masked(ids[: 2 * len(sentences)], step, number, ratio)
+            name: self._masked(ids[: 2 * len(own)], step, number, ratio)
             for number, (name, ratio) in enumerate(self._ratios.items())
         }
         factors = self._data.factors if self._settings.objectives.needs_teacher else []
@@ -112,6 +144,23 @@ class BatchReader:
             [self._to_device(factor.take(rows)) for factor in factors],
             int(mask.sum()),
         )
+
+    def _contents(self, own: np.ndarray, step: int) -> list[list[np.ndarray]]:
+        """Token ids of every view of these sentences, view by view."""
+        data = self._data
+        sentences = data.tokens.take(own)
+        contents = [sentences, sentences]
+        if data.rewrites is not None and self._settings.rewritten_view != "none":
+            number = 1 if self._settings.rewritten_view == "second" else 0
+            contents[number] = data.rewrites.take(own, self._draws(step, REWRITE_STREAM))
+        if data.negated is not None:
+            contents.append(data.negated.take(own))
+        if data.negatives is not None:
+            contents.append(data.negatives.take(own, self._draws(step, NEGATIVE_STREAM)))
+        return contents
+
+    def _draws(self, step: int, stream: int) -> np.ndarray:
+        return uniform(self._settings.seed, step, stream, (self._settings.batch_size,))[self._own]
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)

@@ -1,0 +1,1 @@
+"""Perturbing text: back-translation, LLM rewriting, your own pairs."""

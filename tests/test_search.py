@@ -1,0 +1,219 @@
+"""Searches through the command line, on a real cluster of two Ray nodes."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+pytestmark = pytest.mark.slow
+
+RATE = "train.learning_rate"
+TAU2 = "train.objectives.listnet.student_temperature"
+TAU3 = "train.objectives.listnet.teacher_temperature"
+
+
+@pytest.fixture
+def tune(sentray, tiny_recipe):
+    """Writes a recipe with a search section (settings of both as keywords); returns its file."""
+
+    def write(space, changes=None, **settings):
+        settings = {"confirm": {"settings": 0}} | settings
+        if settings.get("scheduler") != "population":
+            settings = {"concurrency": 2} | settings  # two real cores
+        recipe = tiny_recipe(**{"evaluate__speed": False, **(changes or {})})
+        return sentray.recipe_file(recipe | {"search": {"space": space, **settings}})
+
+    return write
+
+
+def trials_of(sentray, name="tiny"):
+    file = sentray.folder / "runs/tune" / name / "trials.jsonl"
+    if not file.exists():
+        return []
+    return [json.loads(line) for line in file.read_text().split("\n")[:-1]]
+
+
+def weights_of(sentray):
+    return {
+        f"train/{path.parent.name}" for path in sentray.folder.glob("runs/train/*/manifest.json")
+    }
+
+
+def times(folder, pattern):
+    return {str(path): path.stat().st_mtime_ns for path in Path(folder).glob(pattern)}
+
+
+def test_a_killed_search_goes_on_and_trains_nothing_twice(sentray, tune):
+    grid = {
+        RATE: {"grid": [1e-4, 1e-3, 3e-3, 1e-2]},
+        TAU3: {"grid": [0.0125, 0.05]},
+        TAU2: {"tied": TAU3, "factor": 2},
+    }
+    settings = {"confirm": {"settings": 2, "seeds": 2}, "keep": 1}
+    file = tune(grid, {"train__max_steps": 24}, **settings)
+    process = sentray.start("tune", file)
+    sentray.wait(process, lambda: len(trials_of(sentray)) >= 3)
+    process.kill()
+    process.communicate()
+    sentray.wait_for_idle()
+    before = {one["fingerprint"]: one for one in trials_of(sentray)}
+    results = times(sentray.folder / "runs", "trial/*/manifest.json")
+    factors = times(sentray.folder / "runs", "embed/*/manifest.json")
+    assert len(before) >= 3 and len(factors) == 1
+
+    out = sentray("tune", file)
+    after = trials_of(sentray)
+    assert len({one["fingerprint"] for one in after}) == len(after) == 8 + 4
+    assert {one["fingerprint"]: one for one in after}.items() >= before.items()
+    assert results.items() <= times(sentray.folder / "runs", "trial/*/manifest.json").items()
+    assert factors == times(sentray.folder / "runs", "embed/*/manifest.json")
+    assert "fresh seeds" in out and "Student over 2 seeds: made-up" in out
+    states = [one["status"] for one in after if one["phase"] == "search"]
+    assert states.count("stopped") and states.count("finished")
+
+    # the best one searched, and the best one's confirmations, keep their weights
+    recipe = yaml.safe_load((sentray.folder / "runs/tune/tiny/best.yaml").read_text())
+    rate, tau = recipe["train"]["learning_rate"], recipe["train"]["objectives"]["listnet"]
+    assert tau["student_temperature"] == 2 * tau["teacher_temperature"]
+    kept = {
+        one["folder"]
+        for one in after
+        if one["phase"] == "confirm"
+        and one["values"][RATE] == rate
+        and one["values"][TAU2] == tau["student_temperature"]
+    }
+    finished = [one for one in after if one["phase"] == "search" and one["status"] == "finished"]
+    assert len(kept) == 2
+    assert weights_of(sentray) == kept | {max(finished, key=lambda one: one["score"])["folder"]}
+    assert not list((sentray.folder / "runs/work/train").glob("*"))
+
+    # its recipe is made already; and without anything to do no cluster is asked for
+    sentray.address = "127.0.0.1:1"
+    assert "nothing to do" in sentray("run", sentray.folder / "runs/tune/tiny/best.yaml")
+    again = sentray("tune", file)
+    assert again.splitlines()[-3:] == out.splitlines()[-3:]
+    assert trials_of(sentray) == after
+    page = (sentray.folder / "runs/tune/tiny/report.html").read_text()
+    assert page.count("<svg") >= 3 and "Two settings" in page
+
+
+def test_more_trials_another_space_and_another_search_read_what_is_there(sentray, tune):
+    file = tune({RATE: {"loguniform": [1e-4, 1e-2]}}, trials=2, scheduler="none")
+    sentray("tune", file)
+    first = {one["fingerprint"] for one in trials_of(sentray)}
+    file = tune({RATE: {"loguniform": [1e-4, 1e-2]}}, trials=3, scheduler="none", seeds=[42])
+    sentray("tune", file)
+    more = trials_of(sentray)
+    assert len(more) == 3 and first < {one["fingerprint"] for one in more}
+
+    rates = [one["values"][RATE] for one in more]
+    tpe = {"searcher": "tpe", "scheduler": "none", "trials": 5}
+    file = tune({RATE: {"loguniform": [1e-4, 1e-1]}, TAU3: {"choice": [0.0125]}}, **tpe)
+    out = sentray("tune", file)
+    assert "8 finished" in out  # the three of the old space belong to the recipe too
+
+    sentray.address = "127.0.0.1:1"  # another search of known settings needs no cluster
+    file = tune({RATE: {"grid": rates}}, name="other", scheduler="none")
+    sentray("tune", file)
+    assert [one["reused"] for one in trials_of(sentray, "other")] == [True] * 3
+
+
+def test_failures_are_reported_and_do_not_stop_the_others(sentray, tune):
+    grid = {RATE: {"grid": [1e-3, 1e30]}, "train.batch_size": {"grid": [16, 400]}}
+    out = sentray("tune", tune(grid, scheduler="none", seeds=[1]))
+    assert "1 finished, 3 failed" in out
+    assert "train.batch_size is 400, but there are only 300 sentences" in out
+    assert "became nan" in out or "became inf" in out
+    err = sentray("tune", tune({RATE: {"grid": [1e30, 2e30]}}, name="bad"), code=2)
+    assert "all 2 trials failed" in err and "train.learning_rate" in err
+    assert "Traceback" not in err
+
+
+def trial_processes():
+    """Processes in which trials train (the name that Tune gives them)."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if "ResourceTrainable" in " ".join(process.cmdline()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("max_failures", [0, 2])
+def test_a_trial_whose_process_is_killed(sentray, tune, max_failures):
+    changes = {
+        "train__max_steps": 600, "train__dev__every_steps": 20,
+        "train__max_failures": max_failures, "train__checkpoint_every_steps": 20,
+    }  # fmt: skip
+    grid = {RATE: {"grid": [1e-4, 1e-3]}}
+    process = sentray.start("tune", tune(grid, changes, scheduler="none", concurrency=1))
+    work = sentray.folder / "runs/work/train"
+    sentray.wait(process, lambda: list(work.glob("*/step-*/complete.json")))
+    for victim in trial_processes():
+        victim.send_signal(signal.SIGKILL)
+    out, err = process.communicate(timeout=400)
+    assert process.returncode == 0, out + err
+    by_state = {one["status"]: one for one in trials_of(sentray)}
+    if max_failures:
+        assert set(by_state) == {"finished"} and len(trials_of(sentray)) == 2
+        assert trials_of(sentray)[0]["steps"] < 600  # it went on where it was
+    else:
+        assert set(by_state) == {"finished", "failed"} and "its process died" in out
+        assert by_state["failed"]["mendable"]
+
+
+def test_trials_with_several_workers(sentray, tune):
+    changes = {"train__num_workers": 2, "train__zero_stage": 1, "train__max_steps": 24,
+               "train__cpus_per_worker": 1}  # fmt: skip
+    grid = {RATE: {"grid": [1e-3, 1e-5]}}
+    file = tune(grid, changes, concurrency=1)
+    sentray("tune", file)
+    trials = trials_of(sentray)
+    assert [one["status"] for one in trials] == ["finished", "stopped"]
+    first = trials[0]
+    assert first["status"] == "finished" and [point[0] for point in first["curve"]] == [
+        6,
+        12,
+        18,
+        24,
+    ]
+    sentray.wait_for_idle()  # no trial has left a worker behind
+
+    more = changes | {"train__num_workers": 16, "train__cpus_per_worker": 2}
+    err = sentray("tune", tune(grid, more, name="big", seeds=[5]), code=2)
+    assert "16 worker(s) with 2 core(s)" in err and "do not fit" in err
+
+
+def test_a_population(sentray, tune):
+    file = tune(
+        {RATE: {"loguniform": [1e-5, 1e-2]}, TAU3: {"choice": [0.0125, 0.05]},
+         TAU2: {"tied": TAU3, "factor": 2}},
+        {"train__max_steps": 40, "train__dev__every_steps": 4},
+        scheduler="population", trials=4, interval=0.1, confirm={"settings": 1, "seeds": 1},
+    )  # fmt: skip
+    out = sentray("tune", file)
+    members = [one for one in trials_of(sentray) if one["phase"] == "population"]
+    assert sorted(one["fingerprint"].partition("-")[2] for one in members) == list("0123")
+    assert all(one["curve"][-1][0] == 40 and one["status"] == "finished" for one in members)
+    assert all(one["values"][TAU2] == 2 * one["values"][TAU3] for one in members)
+    assert all(1e-5 <= one["values"][RATE] <= 1e-2 for one in members)
+    changed = [line for line in out.splitlines() if line.startswith("member")]
+    rates = {line.split(":")[0]: set() for line in changed}
+    for line in changed:
+        rates[line.split(":")[0]].add(line.split("learning_rate ")[1].split(",")[0])
+    assert any(len(values) > 1 for values in rates.values())  # somebody took over from another
+    assert "fresh seed" in out
+    sentray.address = "127.0.0.1:1"
+    sentray("tune", file)
+
+
+def test_a_trial_that_fits_nowhere_is_said_at_once(sentray, tune):
+    err = sentray("tune", tune({RATE: {"grid": [1e-3]}}, cpus_per_trial=64), code=2)
+    assert "64 core(s)" in err and "fits on no machine" in err and "search.cpus_per_trial" in err
+    assert not os.listdir(sentray.folder / "runs/tune/tiny") or not trials_of(sentray)

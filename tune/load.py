@@ -1,0 +1,184 @@
+"""A search as its file describes it: the recipe, the space, and the recipe of every trial."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from pipeline.artifacts import ArtifactStore
+from pipeline.document import Document, setting_path
+from pipeline.graph import Node, build_graph
+from pipeline.job import Job
+from pipeline.recipe import Recipe, read_recipe
+from stages.errors import UserError
+from tune.settings import SearchSettings
+from tune.space import Space, Values, listed_settings
+from tune.trials import Trial
+
+
+class Search:
+    """One search: its settings, its recipe, and what a trial of it is.
+
+    Args:
+        file: a recipe with a `search` section, or a file with `recipe` (relative to it) and
+            `search`.
+        overrides: `key.sub=value` of the recipe, or of `search`.
+
+    Raises:
+        UserError: anything wrong in either, a searched setting that the recipe lacks, a value that
+            it refuses, a metric that training does not measure.
+    """
+
+    def __init__(self, file: str, overrides: list[str] | None = None) -> None:
+        own = [one for one in overrides or [] if one.startswith("search.")]
+        others = [one for one in overrides or [] if one not in own]
+        document = Document(file, own)
+        section = document.split("search")
+        if section.raw is None:
+            raise UserError(f"recipe {file}: there is no `search` section in it")
+        other = document.raw.get("recipe")
+        if other is not None:
+            if set(document.raw) != {"recipe"} or not isinstance(other, str):
+                raise UserError(
+                    f"recipe {file}: a file that names another `recipe` (a path) has nothing but "
+                    "`search` beside it; change that recipe's settings with --set"
+                )
+            base = Document(str(document.folder / Path(other).expanduser()), others)
+        else:
+            base = Document(file, overrides)
+        base.split("search")
+        self.settings = section.read(SearchSettings, section="search")
+        self.recipe = read_recipe(base)
+        self.name = self.settings.name or self.recipe.name
+        self.folder = f"tune/{self.name}"
+        self.store = ArtifactStore(self.recipe.storage)
+        self.space = Space(self.settings.space)
+        base.raw = self.recipe.model_dump()  # defaults are there too, and paths are absolute
+        self._base = base
+        self._folders: dict[tuple[str, str], str] = {}
+        self._own: dict[str, bool] = {}
+        self.seeds = self.settings.seeds or [self.recipe.train.seed]
+        self._check_metric()
+        nested = self.recipe.train.resolved_engine == "deepspeed"
+        if nested and self.settings.scheduler == "population":
+            raise UserError("search.scheduler population needs train.num_workers: 1")
+        for name in self.space.dimensions:
+            self._check_dimension(name)
+
+    def _check_dimension(self, name: str) -> None:
+        """Refuses what no trial can have: a wrong path, or a first or last value out of bounds."""
+        ends = [self.space.example(name, last) for last in (False, True)]
+        found = []
+        for values in ends:
+            try:
+                recipe = self.recipe_of(values, self.seeds[0], "search.space.")
+            except UserError as error:
+                path = setting_path(tuple(name.split(".")))
+                names_it = (f"search.space.{name}:", *(f"{path}{end}" for end in ":.["))
+                if any(text in str(error) for text in names_it):
+                    raise
+                continue  # other settings of the trial may go with this value
+            found.append(build_graph(recipe)["train"].fingerprint)
+        if len(found) == 2 and ends[0] != ends[1] and found[0] == found[1]:
+            raise UserError(
+                f"search.space.{name} changes nothing in what training gives; it can be set in "
+                "the recipe, but not searched"
+            )
+
+    def recipe_of(self, values: Values, seed: int, who: str = "") -> Recipe:
+        """The recipe of one trial.
+
+        Raises:
+            UserError: these values do not go together.
+        """
+        return read_recipe(self._base.changed(values | {"train.seed": seed}, who))
+
+    def job_of(self, values: Values, seed: int) -> Job:
+        """The training of one trial, whose inputs must be there when it runs.
+
+        Raises:
+            UserError: these values do not go together.
+        """
+        recipe = self.recipe_of(values, seed)
+        nodes = build_graph(recipe)
+        node = nodes["train"]
+        inputs = {own: self.folder_of(nodes[name]) for own, name in node.inputs.items()}
+        return Job(node, self.folder_of(node), inputs, time.time())
+
+    def folder_of(self, node: Node) -> str:
+        """Where a node's artifact lies or will lie."""
+        key = (node.kind, node.fingerprint)
+        if key not in self._folders:
+            self._folders[key] = self.store.folder(node.kind, node.title, node.fingerprint)
+        return self._folders[key]
+
+    def owns(self, trial: Trial) -> bool:
+        """Whether a trial is one of the recipe as it is now, with this metric."""
+        if trial.metric != self.settings.metric:
+            return False
+        if trial.fingerprint not in self._own:
+            try:
+                node = build_graph(self.recipe_of(trial.values, trial.seed))["train"]
+                # a population's member is "fingerprint of its last setting-number"
+                own = trial.fingerprint.partition("-")[0]
+                self._own[trial.fingerprint] = node.fingerprint == own
+            except UserError:  # refused then, refused now
+                self._own[trial.fingerprint] = not trial.folder
+        return self._own[trial.fingerprint]
+
+    def result_job(self, job: Job) -> Job:
+        """The trial's result as an artifact of its own: what was measured, without weights."""
+        node = replace(job.node, kind="trial", name="trial")
+        return Job(node, self.folder_of(node), job.inputs, job.started)
+
+    def preparations(self) -> list[Recipe]:
+        """Recipes whose trainings together need all inputs that any trial will need.
+
+        Raises:
+            UserError: a range of numbers changes what must be prepared.
+        """
+        found: dict[tuple[str, ...], Recipe] = {}
+        for values in self._preparing_values():
+            try:
+                recipe = self.recipe_of(values, self.seeds[0])
+            except UserError:
+                continue  # becomes a failed trial, with this reason
+            found.setdefault(self._inputs(recipe), recipe)
+        return list(found.values())
+
+    def _preparing_values(self) -> list[Values]:
+        if self.settings.resolved_searcher != "tpe" and self.settings.scheduler != "population":
+            return listed_settings(self.settings, self.space)
+        # settings that are chosen while it runs: those that change the inputs must be listed
+        changing = {}
+        for name, dimension in self.space.dimensions.items():
+            ends = [self.space.example(name, last) for last in (False, True)]
+            inputs = {self._inputs(self.recipe_of(values, self.seeds[0])) for values in ends}
+            if dimension.values is not None:
+                several = [{**ends[0], name: value} for value in dimension.values]
+                inputs |= {self._inputs(self.recipe_of(v, self.seeds[0])) for v in several}
+            if len(inputs) == 1:
+                continue
+            if dimension.bounds is not None:
+                raise UserError(
+                    f"search.space.{name} changes what is made before training (the inputs of "
+                    "`train`), so its values must be a list: use grid or choice"
+                )
+            changing[name] = dimension
+        return list(Space(changing).grid()) if changing else [{}]
+
+    @staticmethod
+    def _inputs(recipe: Recipe) -> tuple[str, ...]:
+        nodes = build_graph(recipe)
+        return tuple(nodes[name].fingerprint for name in nodes["train"].inputs.values())
+
+    def _check_metric(self) -> None:
+        metric, dev = self.settings.metric, self.recipe.train.dev
+        known = ["loss"]
+        if dev is not None:
+            known = ["dev_spearman", *(f"dev/{one.name}" for one in dev.sts), *known]
+        if metric not in known:
+            without = "" if dev else " (there is no `train.dev` with labelled pairs to measure on)"
+            raise UserError(
+                f"search.metric: training measures no '{metric}'{without}; it measures "
+                f"{', '.join(known)}. Test sets under `evaluate` never take part in a search."
+            )

@@ -1,0 +1,177 @@
+"""Settings of a search. Imports neither torch nor Ray.
+
+search:
+  space:
+    train.learning_rate: {grid: [2e-5, 3e-5]}
+    train.objectives.listnet.teacher_temperature: {grid: [0.0125, 0.025]}
+    train.objectives.listnet.student_temperature:
+      {tied: train.objectives.listnet.teacher_temperature, factor: 2}
+"""
+
+import re
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from pipeline.recipe import NAME
+from stages.settings import Settings
+
+# Settings that a training reads at every step.
+CHANGEABLE = (
+    r"train\.(learning_rate|clip_norm|weight_decay)|teachers\.\d+\.weight|"
+    r"train\.objectives\.\w+\.(weight|\w*temperature|low|high)"
+)
+KINDS = ("grid", "choice", "uniform", "loguniform", "integer", "tied")
+
+
+class Dimension(Settings):
+    """The values of one setting: exactly one of `grid` to `tied`."""
+
+    grid: list[Any] | None = Field(None, description="Every value, with every other's.")
+    choice: list[Any] | None = Field(None, description="One of these.")
+    uniform: list[float] | None = Field(None, description="[least, greatest].")
+    loguniform: list[float] | None = Field(
+        None, description="[least, greatest], as many below their geometric mean as above."
+    )
+    integer: list[int] | None = Field(None, description="[least, greatest], both included.")
+    tied: str | None = Field(None, description="`factor` times this other searched setting.")
+    factor: float = 1.0
+    when: dict[str, Any] = Field(
+        {},
+        description="Searched only where other searched settings have these values (one, or a "
+        "list); elsewhere the recipe's own value stays.",
+    )
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> "Dimension":
+        given = [kind for kind in KINDS if getattr(self, kind) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give exactly one of {', '.join(KINDS)}")
+        bounds = self.uniform or self.loguniform or self.integer
+        if self.values is not None and not self.values:
+            raise ValueError(f"{given[0]} has no values; name at least one")
+        if given[0] in ("uniform", "loguniform", "integer"):
+            if bounds is None or len(bounds) != 2:
+                raise ValueError(f"{given[0]} is [least, greatest]")
+            if bounds[0] >= bounds[1]:
+                raise ValueError(f"{given[0]}: the least, {bounds[0]}, is not below {bounds[1]}")
+        if self.loguniform is not None and self.loguniform[0] <= 0:
+            raise ValueError(
+                f"loguniform needs positive bounds, not {self.loguniform[0]}: use uniform, or a "
+                "small positive number"
+            )
+        return self
+
+    @property
+    def values(self) -> list[Any] | None:
+        """The values of a grid or choice."""
+        return self.grid if self.grid is not None else self.choice
+
+    @property
+    def bounds(self) -> list[float] | list[int] | None:
+        return self.uniform or self.loguniform or self.integer
+
+
+class SearchBudget(Settings):
+    """When it is spent nothing new begins, and what runs is finished."""
+
+    steps: int | None = Field(
+        None, ge=1, description="Training steps of all trials together, over all runs."
+    )
+    minutes: float | None = Field(None, gt=0, description="Time of one run of the search.")
+
+
+class Confirmation(Settings):
+    settings: int = Field(3, ge=0, description="The best so many settings; 0: none.")
+    seeds: int = Field(3, ge=1, description="Fresh seeds, each a whole training.")
+
+
+class SearchSettings(Settings):
+    name: str | None = Field(
+        None, description="Folder under `tune/` of the storage; null: the recipe's.", pattern=NAME
+    )
+    space: dict[str, Dimension] = Field(min_length=1)
+    searcher: Literal["grid", "random", "tpe"] | None = Field(
+        None, description="tpe: Optuna's. null: grid if every setting has one, else random."
+    )
+    trials: int | None = Field(None, ge=1, description="Settings to try; a grid knows its own.")
+    seeds: list[int] | None = Field(
+        None, min_length=1, description="train.seed of every setting's trials; null: the recipe's."
+    )
+    sampling_seed: int = Field(0, ge=0, description="Of random and tpe.")
+    metric: str = Field("dev_spearman", description="dev_spearman, dev/NAME of one set, or loss.")
+    direction: Literal["maximum", "minimum"] | None = Field(
+        None, description="null: minimum of a loss, maximum of anything else."
+    )
+    scheduler: Literal["asha", "median", "population", "none"] = Field(
+        "asha", description="Who stops trials early (asha, median), or replaces them (population)."
+    )
+    grace: float = Field(
+        0.25, gt=0, le=1, description="Share of its training before a trial may be stopped."
+    )
+    reduction: float = Field(
+        2.0, gt=1, description="asha: one in so many goes on, and decisions are that far apart."
+    )
+    interval: float = Field(
+        0.2, gt=0, lt=1, description="population: share of the training between exchanges."
+    )
+    budget: SearchBudget = SearchBudget()
+    concurrency: int | None = Field(None, ge=1, description="Trials at once; null: all that fit.")
+    cpus_per_trial: int | None = Field(
+        None, ge=1, description="Cores of a one-device trial; null: train.cpus_per_worker, or 1."
+    )
+    gpus_per_trial: float | None = Field(
+        None, ge=0, description="GPUs of a one-device trial, or a part of one; null: one if any."
+    )
+    keep: int = Field(3, ge=0, description="Trials whose weights are kept: the best so many.")
+    confirm: Confirmation = Confirmation()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "SearchSettings":
+        free = [name for name, one in self.space.items() if one.bounds is not None]
+        if self.searcher == "grid" and free:
+            raise ValueError(
+                f"searcher grid needs lists of values, and {free[0]} has none; give it a grid, or "
+                "use random or tpe"
+            )
+        if self.resolved_searcher != "grid" and self.trials is None:
+            raise ValueError(f"searcher {self.resolved_searcher} needs `trials`: how many to try")
+        for name, one in self.space.items():
+            needed = [*one.when, *([one.tied] if one.tied else [])]
+            for other in needed:
+                if other not in self.space or other == name:
+                    raise ValueError(
+                        f"space.{name} depends on {other}, which is not another searched setting"
+                    )
+        if self.scheduler == "population":
+            self._check_population()
+        return self
+
+    def _check_population(self) -> None:
+        for name, one in self.space.items():
+            if one.when:
+                raise ValueError(f"population: space.{name} has a `when`; all members need it")
+            if not re.fullmatch(CHANGEABLE, name):
+                raise ValueError(
+                    f"population: {name} cannot change while a student trains; search learning "
+                    "rate, clip_norm, weight_decay, teachers' weights, or weights, temperatures "
+                    "and thresholds of objectives"
+                )
+        if self.concurrency is not None:
+            raise ValueError("population: all members train by turns; leave out `concurrency`")
+        if self.seeds is not None and len(self.seeds) > 1:
+            raise ValueError("population: every member is one training; give one of `seeds`")
+
+    @property
+    def resolved_searcher(self) -> str:
+        """grid, random or tpe."""
+        if self.searcher is not None:
+            return self.searcher
+        lists = all(one.grid is not None or one.tied for one in self.space.values())
+        return "grid" if lists else "random"
+
+    @property
+    def maximise(self) -> bool:
+        if self.direction is None:
+            return self.metric != "loss"
+        return self.direction == "maximum"

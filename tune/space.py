@@ -1,0 +1,295 @@
+"""The search space: which settings a trial may have, and where the next one comes from.
+
+A setting's values are a plain mapping from setting path to value, in an order in which they can be
+put into the recipe: what another one depends on (`tied`, `when`) comes first.
+"""
+
+import json
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from stages.errors import UserError
+from tune.settings import Dimension, SearchSettings
+
+Values = dict[str, Any]
+
+
+class Space:
+    def __init__(self, dimensions: dict[str, Dimension]) -> None:
+        """Raises UserError when settings depend on each other in a circle."""
+        self.dimensions: dict[str, Dimension] = {}
+        waiting = dict(dimensions)
+        while waiting:
+            ready = [
+                name
+                for name, one in waiting.items()
+                if not any(o in waiting for o in (*one.when, one.tied, *_above(name, waiting)))
+            ]
+            if not ready:
+                raise UserError(f"search.space: {', '.join(waiting)} depend on each other")
+            for name in ready:
+                self.dimensions[name] = waiting.pop(name)
+
+    def complete(self, pick: Callable[[str, Dimension], Any]) -> Values:
+        """One setting: `pick` chooses the values that are free."""
+        values: Values = {}
+        for name, dimension in self.dimensions.items():
+            if self._is_active(name, values):
+                tied = self._tied(dimension, values)
+                values[name] = pick(name, dimension) if tied is None else tied
+        return values
+
+    def grid(self) -> Iterator[Values]:
+        """Every combination of the listed values, the first setting's changing slowest."""
+        yield from self._grid(list(self.dimensions.items()), {})
+
+    def random(self, seed: int, number: int) -> Values:
+        """Random setting `number`: a function of the space, `seed` and `number` alone."""
+        generator = np.random.default_rng([seed, number])
+
+        def pick(name: str, dimension: Dimension) -> Any:
+            if dimension.values is not None:
+                return dimension.values[int(generator.integers(len(dimension.values)))]
+            if dimension.integer is not None:
+                return int(generator.integers(dimension.integer[0], dimension.integer[1] + 1))
+            if dimension.loguniform is not None:
+                low, high = map(math.log, dimension.loguniform)
+                return readable(math.exp(generator.uniform(low, high)))
+            assert dimension.uniform is not None
+            low, high = dimension.uniform
+            return readable(float(generator.uniform(low, high)))
+
+        return self.complete(pick)
+
+    def example(self, name: str, last: bool = False) -> Values:
+        """A setting in which `name` is searched, with its first (or last) value."""
+        values: Values = {}
+        dimension = self.dimensions[name]
+        for other, wanted in dimension.when.items():
+            values |= self.example(other) | {other: _as_list(wanted)[0]}
+        for other in _above(name, self.dimensions):
+            present = [v for v in self.dimensions[other].values or [] if v is not None]
+            values |= self.example(other) | {other: present[0] if present else None}
+        if dimension.tied:
+            values = self.example(dimension.tied, last) | values
+        listed: Sequence[Any] = dimension.values or dimension.bounds or []
+        tied = self._tied(dimension, values)
+        values[name] = listed[-1 if last else 0] if tied is None else tied
+        return values
+
+    def holds(self, values: Values) -> bool:
+        """Whether a setting lies in the space."""
+
+        def fits(name: str) -> bool:
+            dimension, value = self.dimensions[name], values[name]
+            if dimension.bounds is None:
+                return dimension.tied is not None or value in (dimension.values or [])
+            return dimension.bounds[0] <= value <= dimension.bounds[1]
+
+        if not values.keys() <= self.dimensions.keys() or not all(map(fits, values)):
+            return False
+        return self.complete(lambda name, _: values.get(name)) == values
+
+    def within(self, values: Values) -> Values:
+        """The setting with numbers brought back into their bounds, and ties drawn again."""
+
+        def pick(name: str, dimension: Dimension) -> Any:
+            if dimension.bounds is None:
+                return values[name]
+            low, high = dimension.bounds
+            kept = min(max(values[name], low), high)
+            return int(kept) if dimension.integer is not None else readable(float(kept))
+
+        return self.complete(pick)
+
+    def _grid(self, left: list[tuple[str, Dimension]], values: Values) -> Iterator[Values]:
+        if not left:
+            yield values
+            return
+        (name, dimension), *rest = left
+        if not self._is_active(name, values):
+            yield from self._grid(rest, values)
+            return
+        tied = self._tied(dimension, values)
+        for value in (dimension.values or []) if tied is None else [tied]:
+            yield from self._grid(rest, values | {name: value})
+
+    def _is_active(self, name: str, values: Values) -> bool:
+        dimension = self.dimensions[name]
+        needed = [*dimension.when, *([dimension.tied] if dimension.tied else [])]
+        sections = [values.get(other) for other in _above(name, self.dimensions)]
+        return (
+            None not in sections
+            and all(other in values for other in needed)
+            and all(values[other] in _as_list(want) for other, want in dimension.when.items())
+        )
+
+    @staticmethod
+    def _tied(dimension: Dimension, values: Values) -> Any:
+        if dimension.tied is None:
+            return None
+        other = values[dimension.tied]
+        if isinstance(other, bool) or not isinstance(other, int | float):
+            raise UserError(f"search.space: {dimension.tied} is {other!r}, no number to be tied to")
+        product = float(f"{other * dimension.factor:.12g}")
+        whole = isinstance(other, int) and product == int(product)
+        return int(product) if whole else product
+
+
+def _above(name: str, others: Iterable[str]) -> list[str]:
+    """Searched settings that are sections around this one: null there means that it is not."""
+    return [other for other in others if name.startswith(f"{other}.")]
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def readable(value: float) -> float:
+    """Four significant digits: what is searched is written into recipes and tables."""
+    return float(f"{value:.4g}")
+
+
+def key_of(values: Values) -> str:
+    """The setting as text, whatever the order of its values."""
+    return json.dumps(values, sort_keys=True)
+
+
+class Source(Protocol):
+    """Where the next setting comes from."""
+
+    def next(self) -> Values | None:
+        """The next setting; None when there is no more."""
+
+    def num_left(self) -> int:
+        """At most so many are to come."""
+
+    def tell(self, values: Values, score: float | None) -> None:
+        """What became of a setting; None: it failed."""
+
+
+class Listed:
+    """A grid or random settings: known beforehand."""
+
+    def __init__(self, settings: list[Values]) -> None:
+        self._left = deque(settings)
+
+    def next(self) -> Values | None:
+        return self._left.popleft() if self._left else None
+
+    def num_left(self) -> int:
+        return len(self._left)
+
+    def tell(self, values: Values, score: float | None) -> None:
+        return
+
+
+def listed_settings(settings: SearchSettings, space: Space) -> list[Values]:
+    """All settings of a grid or random search, each once.
+
+    A random search of 30 begins with the settings of one of 20.
+    """
+    if settings.resolved_searcher == "grid":
+        every = list(space.grid())[: settings.trials]
+    else:
+        assert settings.trials is not None
+        every = [space.random(settings.sampling_seed, i) for i in range(settings.trials)]
+    return list({key_of(values): values for values in every}.values())
+
+
+class Tpe:
+    """Optuna's tree-structured Parzen estimator, told what was tried before.
+
+    Args:
+        tried: settings of earlier runs with their scores (None: failed). Those that do not lie in
+            the space any more teach it nothing.
+    """
+
+    def __init__(
+        self, settings: SearchSettings, space: Space, tried: list[tuple[Values, float | None]]
+    ) -> None:
+        import optuna
+
+        self._optuna = optuna
+        self._space = space
+        assert settings.trials is not None
+        self._left = settings.trials - sum(space.holds(values) for values, _ in tried)
+        # what runs already counts as bad, so that trials side by side differ
+        sampler = optuna.samplers.TPESampler(
+            seed=settings.sampling_seed + len(tried), constant_liar=True
+        )
+        self._study = new_study(settings.maximise, space, tried, sampler)
+        self._asked: dict[str, Any] = {}
+
+    def next(self) -> Values | None:
+        if self._left <= 0:
+            return None
+        self._left -= 1
+        trial = self._study.ask()
+
+        def pick(name: str, dimension: Dimension) -> Any:
+            if dimension.values is not None:
+                listed = range(len(dimension.values))
+                return dimension.values[trial.suggest_categorical(name, list(listed))]
+            if dimension.integer is not None:
+                return trial.suggest_int(name, dimension.integer[0], dimension.integer[1])
+            assert dimension.bounds is not None
+            low, high = dimension.bounds
+            is_log = dimension.loguniform is not None
+            return readable(trial.suggest_float(name, low, high, log=is_log))
+
+        values = self._space.complete(pick)
+        self._asked[key_of(values)] = trial
+        return values
+
+    def num_left(self) -> int:
+        return max(0, self._left)
+
+    def tell(self, values: Values, score: float | None) -> None:
+        trial = self._asked.pop(key_of(values), None)
+        if trial is not None:
+            state = self._optuna.trial.TrialState
+            failed = score is None
+            self._study.tell(trial, score, state.FAIL if failed else state.COMPLETE)
+
+
+def new_study(
+    maximise: bool, space: Space, tried: list[tuple[Values, float | None]], sampler: Any = None
+) -> Any:
+    """An Optuna study that knows settings and their scores; lists count by place."""
+    import optuna
+    from optuna.distributions import (
+        CategoricalDistribution,
+        FloatDistribution,
+        IntDistribution,
+    )
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(sampler=sampler, direction="maximize" if maximise else "minimize")
+    for values, score in tried:
+        if score is None or not space.holds(values):
+            continue
+        params: dict[str, Any] = {}
+        distributions: dict[str, Any] = {}
+        for name, dimension in space.dimensions.items():
+            if dimension.tied or name not in values:
+                continue
+            params[name] = values[name]
+            if dimension.values is not None:
+                distributions[name] = CategoricalDistribution(list(range(len(dimension.values))))
+                params[name] = dimension.values.index(values[name])
+            elif dimension.integer is not None:
+                distributions[name] = IntDistribution(dimension.integer[0], dimension.integer[1])
+            else:
+                assert dimension.bounds is not None
+                low, high = dimension.bounds
+                is_log = dimension.loguniform is not None
+                distributions[name] = FloatDistribution(low, high, log=is_log)
+        study.add_trial(
+            optuna.trial.create_trial(params=params, distributions=distributions, value=score)
+        )
+    return study

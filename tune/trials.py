@@ -1,0 +1,130 @@
+"""What is known of every trial: `tune/<name>/trials.jsonl`, one line each, written when it ends.
+
+A trial is the training of one setting with one seed. Its result is an artifact (`trial/...`,
+without weights), so that another search finds it; this file is what the search itself has seen:
+those stopped early and failed too. A later line about the same trial replaces an earlier one.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from pipeline.artifacts import Manifest
+from pipeline.job import Job
+from stages.files import Root, storage_error
+from tune.space import Values
+
+# [step, share of the training in percent, value of the metric]
+Curve = list[list[float]]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One trial that has ended.
+
+    fingerprint: of its training; folder: where that training's artifact is, or was.
+    phase: search; confirm, with a fresh seed; or population.
+    status: finished; stopped early; or failed, for `reason`.
+    score: the metric at the chosen checkpoint; of a stopped trial, its last value.
+    steps, seconds: of this training, by whoever did it; overhead_seconds: all else since the
+        process was free, until the result was published.
+    reused: the result was there already.
+    mendable: the failure was not of the setting's making, so it is tried again.
+    """
+
+    fingerprint: str
+    folder: str
+    phase: Literal["search", "confirm", "population"]
+    values: Values
+    seed: int
+    status: Literal["finished", "stopped", "failed"]
+    metric: str
+    score: float | None = None
+    reason: str = ""
+    steps: int = 0
+    seconds: float = 0.0
+    overhead_seconds: float = 0.0
+    curve: Curve = field(default_factory=list)
+    reused: bool = False
+    mendable: bool = False
+    ended: str = ""
+
+
+class TrialLog:
+    """The trials of one search, in the order in which they ended."""
+
+    def __init__(self, root: Root, folder: str) -> None:
+        self._root = root
+        self._name = f"{folder}/trials.jsonl"
+        self._trials: dict[str, Trial] = {}
+        self._torn = False
+        try:
+            lines = root.read(self._name).split(b"\n")
+        except FileNotFoundError:
+            return
+        self._torn = lines[-1] != b""  # the last line of a killed search
+        for line in lines:
+            try:
+                self._keep(Trial(**json.loads(line)))
+            except (ValueError, TypeError):
+                continue
+
+    def __iter__(self) -> Any:
+        return iter(list(self._trials.values()))
+
+    def get(self, fingerprint: str) -> Trial | None:
+        return self._trials.get(fingerprint)
+
+    def add(self, trial: Trial) -> None:
+        """Keeps a trial. Locally its line is written before this returns."""
+        self._keep(trial)
+        if not self._root.is_local:  # no object store can append
+            self._root.write(self._name, b"".join(_line(one) for one in self._trials.values()))
+            return
+        path = self._root.path(self._name)
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "ab") as file:
+                file.write(b"\n" * self._torn + _line(trial))
+        except OSError as error:
+            raise storage_error(self._root.uri, error) from None
+        self._torn = False
+
+    def _keep(self, trial: Trial) -> None:
+        self._trials.pop(trial.fingerprint, None)
+        self._trials[trial.fingerprint] = trial
+
+
+def _line(trial: Trial) -> bytes:
+    return json.dumps(asdict(trial)).encode() + b"\n"
+
+
+def curve_of(history: list[dict[str, Any]], metric: str) -> Curve:
+    """The metric's values in rows of training."""
+    return [
+        [row["step"], 100 * row["step"] / row["num_steps"], row[metric]]
+        for row in history
+        if metric in row
+    ]
+
+
+def score_of(curve: Curve, metric: str, best_step: int) -> float | None:
+    """The metric at the checkpoint that training chose; the last value of a loss."""
+    if not curve:
+        return None
+    chosen = [value for step, _, value in curve if step == best_step]
+    return chosen[-1] if chosen and metric != "loss" else curve[-1][2]
+
+
+def publish_result(job: Job, result: Job) -> None:
+    """Publishes what a finished training measured, without its weights."""
+    trained = job.store.open(job.folder)
+    lines = trained.file_path("metrics/metrics.jsonl").read_text().splitlines()
+    result.publish(trained.manifest.stats | {"history": [json.loads(line) for line in lines]})
+
+
+def measured(result: Manifest, metric: str) -> dict[str, Any]:
+    """Curve and score of a finished trial, from its published result."""
+    curve = curve_of(result.stats["history"], metric)
+    return {"curve": curve, "score": score_of(curve, metric, result.stats["best_step"])}
