@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.provenance import cache_folder
-from stages.errors import UserError
+from stages.errors import StorageError
 from stages.files import Root
 
 MANIFEST = "manifest.json"
@@ -193,8 +193,8 @@ class Artifact:
             raise self._damaged(record, "has changed")
         return local
 
-    def _damaged(self, record: FileRecord, what: str) -> UserError:
-        return UserError(
+    def _damaged(self, record: FileRecord, what: str) -> StorageError:
+        return StorageError(
             f"artifact {self.folder}: {record.path} {what} since it was published. "
             f"Make it again with --force {self.manifest.stats['node']}"
         )

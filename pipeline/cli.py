@@ -50,8 +50,8 @@ def _tune(options: argparse.Namespace) -> int:
 
     search = Search(options.recipe, options.set)
     outcome = run_search(search, options.address, lambda line: print(line, flush=True))
-    write_report(outcome)
     print(outcome_text(outcome))
+    write_report(outcome)
     return 0
 
 

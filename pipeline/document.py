@@ -36,10 +36,12 @@ class Document:
             raise UserError(f"{self.title}: there is no such file") from None
         except UnicodeDecodeError:
             raise UserError(f"{self.title}: not a UTF-8 text file") from None
+        except OSError as error:
+            raise UserError(f"{self.title}: cannot be read ({error.strerror})") from None
         try:
             root = yaml.compose(text, Loader=_Loader)
             self.raw: Any = yaml.load(text, Loader=_Loader)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError) as error:  # ValueError: the thirteenth month
             mark = getattr(error, "problem_mark", None)
             line = f", line {mark.line + 1}" if mark else ""
             problem = getattr(error, "problem", None) or str(error)
@@ -53,7 +55,7 @@ class Document:
                 raise UserError(f"--set {override}: write it as key.sub=value")
             try:
                 value = yaml.load(text, Loader=_Loader)
-            except yaml.YAMLError:
+            except (yaml.YAMLError, ValueError):
                 raise UserError(f"--set {override}: the value is not valid YAML") from None
             assign(self.raw, key, value, f"--set {override}")
             self._lines[tuple(key.split("."))] = f"--set {key}"
@@ -155,7 +157,7 @@ def _lines_of(node: Any, where: tuple[str, ...] = ()) -> dict[tuple[str, ...], s
 
 
 def _list_place(items: list[Any], part: str, who: str) -> int:
-    if not part.isdigit() or int(part) >= len(items):
+    if not part.isdecimal() or int(part) >= len(items):
         raise UserError(f"{who}: '{part}' is not one of the list's numbers 0 to {len(items) - 1}")
     return int(part)
 

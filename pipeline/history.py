@@ -48,16 +48,19 @@ def newest_record(
     return None
 
 
-def artifacts_in_history(root: Root) -> set[str]:
-    """Folders of all artifacts that runs of recipes have used."""
-    found: set[str] = set()
+def artifacts_in_history(root: Root, known: dict[str, set[str]]) -> set[str]:
+    """Folders of all artifacts that runs of recipes use or have used.
+
+    Args:
+        known: what was read before, by run; what is new is added.
+    """
     for name in root.list("history"):
         for stamp in root.list(f"history/{name}"):
-            file = f"history/{name}/{stamp}/run.json"
-            if root.exists(file):
-                record = json.loads(root.read(file))
-                found.update(entry["folder"] for entry in record.values())
-    return found
+            run = f"history/{name}/{stamp}"
+            if run not in known and root.exists(f"{run}/run.json"):
+                record = json.loads(root.read(f"{run}/run.json"))
+                known[run] = {entry["folder"] for entry in record.values()}
+    return set().union(*known.values())
 
 
 def last_settings(root: Root, recipe_name: str) -> dict[str, Any]:

@@ -113,15 +113,15 @@ class Board:
 
     def __init__(self) -> None:
         self._news: list[tuple[str, str, bool]] = []
-        self._errors: dict[str, str] = {}
+        self._errors: dict[str, UserError] = {}
 
     def post(self, node: str, text: str, important: bool) -> None:
         self._news.append((node, text, important))
 
-    def post_error(self, node: str, text: str) -> None:
-        self._errors[node] = text
+    def post_error(self, node: str, error: UserError) -> None:
+        self._errors[node] = error
 
-    def error(self, node: str) -> str | None:
+    def error(self, node: str) -> UserError | None:
         return self._errors.get(node)
 
     def take(self) -> list[tuple[str, str, bool]]:
@@ -399,7 +399,7 @@ def train_deepspeed(
         error = ray.get(board.error.remote(job.node.name))
         if error is None:
             raise
-        raise UserError(error) from None
+        raise error from None
     finally:
         root.delete(scratch)
 
@@ -409,7 +409,7 @@ def _train_deepspeed_here(config: dict[str, Any]) -> None:
 
     job, board = config["job"], config["board"]
     if error := ray.get(board.error.remote(job.node.name)):
-        raise UserError(error)  # a restart cannot mend what the user must
+        raise error  # a restart cannot mend what the user must
     cores, gpus = worker_resources(job)
     torch.set_num_threads(cores)
     os.environ["OMP_NUM_THREADS"] = str(cores)
@@ -425,5 +425,5 @@ def _train_deepspeed_here(config: dict[str, Any]) -> None:
     try:
         config["make"](job, DeepSpeedEngine, poster(job, board))
     except UserError as error:
-        ray.get(board.post_error.remote(job.node.name, str(error)))
+        ray.get(board.post_error.remote(job.node.name, error))
         raise  # so that Ray Train ends the other workers, which may wait for this one

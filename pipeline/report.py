@@ -97,8 +97,10 @@ def _curves(history: list[dict[str, Any]]) -> str:
 
 def new_figure(width: float, height: float) -> tuple[Any, Any]:
     """A figure of that many inches, and its only axes."""
+    from matplotlib import rcParams
     from matplotlib.figure import Figure
 
+    rcParams["text.parse_math"] = False  # a `$` in a template is none
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)

@@ -6,3 +6,7 @@ class UserError(Exception):
 
     The message says what is wrong, where, and how to fix it.
     """
+
+
+class StorageError(UserError):
+    """What is stored cannot be read or written; the settings may be tried again."""

@@ -5,6 +5,7 @@ publish an object only when its upload is closed, so the bytes are complete befo
 """
 
 import errno
+import fcntl
 import os
 import shutil
 import uuid
@@ -15,7 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import fs as pafs
 
-from stages.errors import UserError
+from stages.errors import StorageError, UserError
 
 
 class Root:
@@ -105,6 +106,30 @@ class Root:
                 self.fs.delete_file(self.path(name))
 
     @contextmanager
+    def held(self, name: str, what: str) -> Iterator[None]:
+        """Keeps other processes out while it is open, by a lock on the file `name`.
+
+        The system drops the lock with the process. Object stores have none: nothing is held there.
+
+        Raises:
+            UserError: another process holds it.
+        """
+        if not self.is_local:
+            yield
+            return
+        with self._readable_errors():
+            os.makedirs(os.path.dirname(self.path(name)), exist_ok=True)
+        with open(self.path(name), "ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(
+                    f"{what} is running already: another process holds {self.path(name)}; wait for "
+                    "it to end, or end it"
+                ) from None
+            yield
+
+    @contextmanager
     def _readable_errors(self) -> Iterator[None]:
         try:
             yield
@@ -130,15 +155,15 @@ def _write_local(path: str, data: bytes) -> None:
         raise
 
 
-def storage_error(uri: str, error: OSError) -> UserError:
+def storage_error(uri: str, error: OSError) -> StorageError:
     """What a failed write means to the person who chose the storage root."""
     if error.errno == errno.ENOSPC:
-        return UserError(
+        return StorageError(
             f"storage '{uri}': the disk is full. Finished shards are kept; "
             "free some space and run again to continue."
         )
     reason = (str(error).splitlines() or [type(error).__name__])[0]
-    return UserError(
+    return StorageError(
         f"storage '{uri}': cannot be read or written ({reason}). Check the address, the rights "
         "and, for object stores, the credentials in the environment."
     )

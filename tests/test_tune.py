@@ -1,5 +1,6 @@
 """Search spaces, bookkeeping and schedulers, without a cluster."""
 
+import datetime
 import json
 import statistics
 from dataclasses import replace
@@ -9,11 +10,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.errors import UserError
+from stages.errors import StorageError, UserError
 from stages.files import Root
 from tune.book import Book
+from tune.live import shown_score
 from tune.load import Search
-from tune.search import own_trials, rank
+from tune.search import Outcome, counted, fresh_seeds, own_trials, rank
 from tune.settings import Dimension, SearchSettings
 from tune.space import Listed, Space, Tpe, key_of, listed_settings
 from tune.trials import Trial, TrialLog, score_of
@@ -125,15 +127,30 @@ def test_tpe_comes_nearer_to_what_it_is_told_is_good():
     assert kinds[-10:].count("good") >= 8
 
 
-def test_tpe_learns_from_earlier_runs_and_counts_them():
+def test_tpe_goes_on_with_earlier_settings_and_learns_from_them():
     settings = tpe_settings(34, x={"uniform": [0, 1]}, kind={"choice": ["a", "b"]})
-    tried = [({"x": i / 30, "kind": "a"}, -abs(i / 30 - 0.2)) for i in range(30)]
-    tried += [({"x": 0.5, "kind": "gone"}, 9.0), ({"x": 5.0, "kind": "a"}, 9.0)]  # outside now
-    tried += [({"x": 0.5}, 9.0), ({"x": 0.5, "kind": "a", "y": 1}, 9.0)]  # other settings
-    source = Tpe(settings, Space(settings.space), tried)
+    tried = [{"x": i / 30, "kind": "a"} for i in range(30)]
+    outside = [{"x": 0.5, "kind": "gone"}, {"x": 5.0, "kind": "a"}]
+    outside += [{"x": 0.5}, {"x": 0.5, "kind": "a", "y": 1}]  # other settings
+    source = Tpe(settings, Space(settings.space), tried[:15] + outside + tried[15:])
+    for values in tried:
+        assert source.next() == values
+        source.tell(values, -abs(values["x"] - 0.2))
     found = [source.next() for _ in range(4)]
     assert source.next() is None  # 30 of 34 were tried
     assert all(abs(values["x"] - 0.2) < 0.25 for values in found)
+    few = Tpe(settings.model_copy(update={"trials": 3}), Space(settings.space), tried)
+    assert [few.next() for _ in range(4)] == [*tried[:3], None]
+
+
+def test_tpe_learns_the_score_of_a_setting_that_is_proposed_again_while_it_runs():
+    settings = tpe_settings(3, kind={"choice": ["a"]})
+    source = Tpe(settings, Space(settings.space), [])
+    first, again = source.next(), source.next()
+    assert first == again
+    source.tell(again, None)  # a book refuses it
+    source.tell(first, 7.0)
+    assert [one.value for one in source._study.trials] == [7.0, None]
 
 
 BAD = [
@@ -168,6 +185,22 @@ BAD = [
      "train.batch_size cannot change while a student trains"),
     ({"space": {RATE: {"grid": [1]}}, "scheduler": "population", "seeds": [1, 2]},
      "one of `seeds`"),
+    ({"space": {RATE: {"grid": [1]}}, "scheduler": "population", "budget": {"steps": 9}},
+     "it has no budget"),
+    ({"space": {RATE: {"grid": [1]}}, "scheduler": "population", "searcher": "tpe", "trials": 2},
+     "tpe proposes none"),
+    ({"space": {RATE: {"uniform": [0.1, float("inf")]}}, "trials": 3}, "finite number"),
+    ({"space": {RATE: {"grid": [float("nan")]}}}, "a value is a date .*, .nan or .inf"),
+    ({"space": {RATE: {"grid": [datetime.date(2026, 1, 1)]}}}, "a value is a date"),
+    ({"space": {"train.batch_size": {"integer": [1, 10**20]}}, "trials": 3}, "2.53 are too large"),
+    ({"space": {RATE: {"grid": [1], "factor": 2}}}, "factor belongs to tied"),
+    ({"space": {RATE: {"grid": [1]}, TAU2: {"grid": [1], "when": {RATE: []}}}}, "never met"),
+    ({"space": {RATE: {"grid": [1]}, TAU2: {"grid": [1], "when": {RATE: [1, 2]}}}},
+     "train.learning_rate never is 2"),
+    ({"space": {"storage": {"grid": ["elsewhere"]}}}, "storage cannot be searched: all trials"),
+    ({"space": {"train.seed": {"grid": [1]}}}, "name several `search.seeds`"),
+    ({"space": {RATE: {"grid": [1]}}, "seeds": [1, 1]}, "one of them is there twice"),
+    ({"space": {"teachers.\u00b2.weight": {"grid": [1]}}}, "not one of the list's numbers"),
 ]  # fmt: skip
 
 
@@ -212,6 +245,21 @@ def test_what_trials_read_is_prepared_for_all_of_them(search):
     ranges = search({"student.max_length": {"integer": [8, 16]}}, searcher="tpe", trials=4)
     with pytest.raises(UserError, match="student.max_length changes what is made before training"):
         ranges.preparations()
+
+
+def test_what_a_setting_that_needs_preparing_depends_on_is_prepared_too(search):
+    lengths = {"student.max_length": {"choice": [8, 16], "when": {"train.batch_size": 16}}}
+    found = search(lengths | {"train.batch_size": {"choice": [16, 32]}}, searcher="tpe", trials=4)
+    assert sorted(r.student.max_length for r in found.preparations()) == [8, 16]
+    tied = {"student.max_length": {"tied": "train.batch_size", "factor": 0.5}}
+    found = search(tied | {"train.batch_size": {"choice": [16, 32]}}, searcher="tpe", trials=4)
+    assert sorted(r.student.max_length for r in found.preparations()) == [8, 16]
+    # an end that the recipe's own value refuses is no reason to refuse the search
+    low = "train.objectives.soft_negative.low"
+    recipe = search({RATE: {"grid": [1]}}).recipe.model_dump(mode="json")
+    recipe["train"]["objectives"]["soft_negative"] = {"low": 0.1, "high": 0.3}
+    bounds = {low: {"uniform": [0.05, 0.5]}}
+    assert len(search(bounds, recipe=recipe, searcher="tpe", trials=3).preparations()) == 1
 
 
 def trial(fingerprint, **changes):
@@ -276,7 +324,7 @@ def test_only_settings_that_finish_get_their_other_seeds(three_rates, tmp_path):
     }
     ran = play(new_book(log), ends)
     assert sorted(ran) == [(0.1, 1), (0.1, 2), (0.1, 3), (0.2, 1), (0.3, 1), (0.3, 2), (0.3, 3)]
-    ranking = rank(found, own_trials(found, log)[0], ("search",))
+    ranking = rank(found, own_trials(found, log)[0])
     assert [one.values[RATE] for one in ranking] == [0.1]
 
     again = TrialLog(found.store.root, found.folder)
@@ -328,6 +376,197 @@ def test_trials_of_another_state_of_the_recipe_are_left_out(three_rates, search,
     assert own_trials(other_metric, log) == ([], 9)
 
 
+def test_settings_are_the_same_however_they_are_written(search):
+    narrow = search({RATE: {"grid": [0.1]}}, seeds=[1])
+    log = TrialLog(narrow.store.root, narrow.folder)
+    play(Book(narrow, log, Listed([{RATE: 0.1}]), [1], "search"), {})
+    wide = search({RATE: {"grid": [0.1]}, TAU3: {"grid": [0.0125, 0.05]}}, seeds=[1, 2])
+    book = Book(wide, log, Listed(listed_settings(wide.settings, wide.space)), [1, 2], "search")
+    assert sorted(play(book, {})) == [(0.1, 1), (0.1, 2), (0.1, 2)]  # one of four was known
+    ranking = rank(wide, own_trials(wide, log)[0])
+    assert [len(one.scores) for one in ranking] == [2, 2]
+    assert all(one.values.keys() == {RATE, TAU3} for one in ranking)
+    whole = search({"teachers.0.weight": {"grid": [1, 1.0]}})
+    book = Book(whole, log, Listed(list(whole.space.grid())), [1], "search")
+    assert book.next() is not None and book.next() is None
+
+
+def test_fresh_seeds_had_no_part_in_choosing(search):
+    few = search({RATE: {"grid": [0.1]}}, seeds=[1], confirm={"seeds": 2})
+    trials = [trial("a", seed=3), trial("b", seed=7, phase="confirm")]
+    assert fresh_seeds(few, trials) == [4, 5]
+    assert fresh_seeds(few, []) == [2, 3]
+    assert [one.seed for one in counted(few, [*trials, trial("c", seed=1)])] == [1]
+
+
+def test_what_was_stopped_by_another_rule_is_tried_again(search):
+    asha = search({RATE: {"grid": [0.1]}})
+    log = TrialLog(asha.store.root, asha.folder)
+    stopped = {(0.1, 42): {"status": "stopped", "score": 20.0}}
+    tried = lambda found: play(Book(found, log, Listed([{RATE: 0.1}]), [42], "search"), stopped)  # noqa: E731
+    assert tried(asha) == [(0.1, 42)] and tried(asha) == []
+    assert tried(search({RATE: {"grid": [0.1]}}, direction="minimum")) == [(0.1, 42)]
+    assert tried(search({RATE: {"grid": [0.1]}}, scheduler="none")) == [(0.1, 42)]
+
+
+def test_a_killed_search_knows_what_had_begun(three_rates):
+    found, new_book = three_rates
+    log = TrialLog(found.store.root, found.folder)
+    book = new_book(log)
+    assert book.has_work() and log.begun() == []  # not handed out yet
+    first, second = book.next(), book.next()
+    assert book.num_left() == 9
+    book.end(first.job.node.fingerprint, status="finished", score=1.0)
+    again = TrialLog(found.store.root, found.folder)
+    assert [one.values for one in again.begun()] == [second.values] and len(list(again)) == 1
+    assert book.may_be_stopped(1) and not book.may_be_stopped(2)
+
+
+def test_only_the_best_settings_keep_weights(search):
+    from tune.search import _Keeper
+
+    found = search({RATE: {"grid": [0.1, 0.2]}}, seeds=[1, 2], keep=1)
+    log = TrialLog(found.store.root, found.folder)
+    scores = {(0.1, 1): 80.0, (0.1, 2): 60.0, (0.2, 1): 75.0, (0.2, 2): 74.0, (0.3, 1): 10.0}
+    trials = []
+    for (rate, seed), score in scores.items():
+        job = found.job_of({RATE: rate}, seed)
+        job.publish({"search": found.name}, [])
+        name = job.node.fingerprint
+        one = trial(name, folder=job.folder, values={RATE: rate}, seed=seed, score=score)
+        trials.append(one)
+        log.add(one)
+    used = {"train": {"folder": trials[4].folder, "settings": {}}}
+    found.store.root.write("history/other/1/run.json", json.dumps(used).encode())
+    _Keeper(found, log)
+    left = [found.store.manifest(one.folder) is not None for one in trials]
+    assert left == [False, False, True, True, True]  # the mean of 0.2 is the best; 0.3 is in use
+
+
+def test_one_search_runs_once(tmp_path):
+    with Root(str(tmp_path)).held("tune/x/lock", "search x"):
+        with (
+            pytest.raises(UserError, match="search x is running already"),
+            Root(str(tmp_path)).held("tune/x/lock", "search x"),
+        ):
+            pass
+    with Root(str(tmp_path)).held("tune/x/lock", "search x"):
+        pass
+
+
+def actor_of(found, rows, **settings):
+    """A trial's actor, without Ray, whose training gives these rows."""
+    from tune.actor import Assignment, TrialActor
+
+    job = found.job_of({RATE: 0.1}, 1)
+    assignment = Assignment(job, job, {RATE: 0.1}, "dev_spearman", "x", **settings)
+    actor = TrialActor.__new__(TrialActor)
+    actor._free_since = 0.0
+    actor._take({"assignment": assignment})
+    actor._rows = rows
+    return actor
+
+
+def test_an_actor_tells_tune_what_may_be_judged(search):
+    def row(step, **more):
+        return {"step": step, "num_steps": 4, "last": False, **more}
+
+    found = search({RATE: {"grid": [0.1]}})
+    rows = [row(1), row(2, dev_spearman=float("nan")), row(3, dev_spearman=5.0)]
+    judged = actor_of(found, iter(rows)).step()
+    assert (judged["value"], judged["progress"], judged["judged"]) == (5.0, 75.0, 75.0)
+    other_seed = actor_of(found, iter(rows), may_be_stopped=False).step()
+    assert other_seed["progress"] == 75.0 and "judged" not in other_seed
+
+
+@pytest.mark.parametrize(
+    ("error", "mendable"),
+    [(UserError("the loss became nan"), False), (StorageError("disk full"), True),
+     (RuntimeError("out of memory"), True)],
+)  # fmt: skip
+def test_what_the_storage_did_is_tried_again(search, error, mendable):
+    def rows():
+        raise error
+        yield
+
+    failed = actor_of(search({RATE: {"grid": [0.1]}}), rows()).step()
+    assert failed["done"] and failed["mendable"] is mendable and str(error) in failed["reason"]
+
+
+def test_a_population_makes_no_change_that_the_recipe_refuses(search):
+    from tune.controller import _Population
+
+    low, high = "train.objectives.soft_negative.low", "train.objectives.soft_negative.high"
+    recipe = search({RATE: {"grid": [1]}}).recipe.model_dump(mode="json")
+    recipe["train"]["objectives"]["soft_negative"] = {"low": 0.1, "high": 0.3}
+    bounds = {low: {"uniform": [0.0, 0.9]}, high: {"uniform": [0.1, 1.0]}}
+    found = search(bounds, recipe=recipe, scheduler="population", trials=2)
+    mutations = {low: lambda: 0.8, high: lambda: 0.2}
+    scheduler = _Population(
+        found, time_attr="judged", metric="value", mode="max", hyperparam_mutations=mutations,
+        resample_probability=1.0,
+    )  # fmt: skip
+    donor = replace_config(trial("a"), {low: 0.3, high: 0.6})
+    assert scheduler._get_new_config(None, donor)[0] == {low: 0.3, high: 0.6}
+    scheduler._hyperparam_mutations = {low: lambda: 0.1}
+    assert scheduler._get_new_config(None, donor)[0] == {low: 0.1, high: 0.6}
+
+
+def replace_config(one, config):
+    from types import SimpleNamespace
+
+    return SimpleNamespace(trial_id=one.fingerprint, config=config)
+
+
+def outcome_of(found, trials):
+    log = TrialLog(found.store.root, found.folder)
+    for one in trials:
+        log.add(one)
+    own = own_trials(found, log)[0]
+    ranking = rank(found, own)
+    evaluations = {"before": {"sts": {}}, "after": {"sts": {}}}
+    return Outcome(found, own, 0, ranking, [], ranking[0], {1: {"evaluations": evaluations}})
+
+
+def owned(found, rate, score, **more):
+    values = {RATE: rate, **more}
+    job = found.job_of(values, 1)
+    curve = [[12, 100.0, score]]
+    return trial(job.node.fingerprint, values=values, score=score, curve=curve)
+
+
+def test_importance_is_of_settings_of_the_space_that_differ(search):
+    from tune.report import importances
+
+    found = search({RATE: {"grid": [0.1, 0.2]}}, seeds=[1])
+    outside = [owned(found, 0.5 + number / 10, 10.0 * number) for number in range(4)]
+    assert importances(outcome_of(found, [*outside, owned(found, 0.1, 5.0)])) == {}
+    wide = search({RATE: {"uniform": [0.001, 1]}}, seeds=[1], searcher="tpe", trials=9)
+    assert importances(outcome_of(wide, outside)) == {RATE: 1.0}
+
+
+def test_a_dollar_in_a_setting_is_drawn_as_it_is(search):
+    from tune.report import heat_map
+
+    key = "student.prompt"
+    found = search({RATE: {"grid": [0.1]}}, seeds=[1])
+    outcome = outcome_of(found, [owned(found, 0.1, 5.0)])
+    trials = [replace(outcome.trials[0], values={RATE: 0.1, key: "$x_{$ [X]"})]
+    assert "$x_{$" in heat_map(replace(outcome, trials=trials), RATE, key)
+
+
+def test_numbers_stay_within_their_bounds():
+    narrow = Dimension(uniform=[0.99996, 0.99999])
+    assert narrow.nearest(0.999973) == 0.99999 and narrow.nearest(2.0) == 0.99999
+    assert Dimension(uniform=[0, 1]).nearest(0.123456) == 0.1235
+    assert Dimension(integer=[1, 3]).nearest(2.0) == 2
+
+
+def test_scores_are_shown_with_the_digits_they_need():
+    assert [shown_score(value) for value in (76.034, 0.00123, 3.14159)] == ["76.03", "0.00123",
+                                                                             "3.142"]  # fmt: skip
+
+
 def test_the_same_setting_is_proposed_once(search):
     found = search({RATE: {"choice": [0.1]}}, searcher="random", trials=5)
     log = TrialLog(found.store.root, found.folder)
@@ -355,7 +594,7 @@ def test_a_continued_scheduler_decides_as_if_it_had_never_stopped(search, schedu
             scheduler.on_trial_add(None, past)
             for point in curve:
                 seen.append(point)
-                result = {"progress": point[1], "value": point[2]}
+                result = {"judged": point[1], "value": point[2]}
                 decision = scheduler.on_trial_result(None, past, result)
                 if decision == "STOP":
                     break
@@ -368,8 +607,13 @@ def test_a_continued_scheduler_decides_as_if_it_had_never_stopped(search, schedu
     whole = dict(feed(make_scheduler(found), numbered))
     assert len(set(whole.values())) > 1  # some are stopped
     log = TrialLog(found.store.root, found.folder)
+    perfect = [[step, share, 2.0] for step, share, _ in curves[0]]
+    log.add(trial("another state of the recipe", curve=perfect))
     for number, curve in numbered[:20]:
-        log.add(trial(str(number), curve=curve[: whole[number]]))
+        for seed, told in ((1, curve[: whole[number]]), (2, perfect)):
+            values = {RATE: 0.001 * (1 + number)}
+            name = found.job_of(values, seed).node.fingerprint
+            log.add(trial(name, values=values, seed=seed, curve=told))
     continued = make_scheduler(found)
     replay(continued, found, Book(found, log, Listed([]), [1], "search"))
     assert dict(feed(continued, numbered[20:])) == dict(list(whole.items())[20:])

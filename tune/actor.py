@@ -5,12 +5,14 @@ there already. A trial with several workers runs Ray Train, and the actor hands 
 Tune sees one result for each value of the metric, and one when the trial is published.
 """
 
+import asyncio
 import gc
 import threading
 import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import ray
@@ -20,10 +22,10 @@ from pipeline.hosts import start_board, train_deepspeed, use_assigned_cores
 from pipeline.job import Job, Say
 from pipeline.recipe import Recipe
 from pipeline.work import publish_training, start_training
-from stages.errors import UserError
+from stages.errors import StorageError, UserError
 from stages.files import Root
 from tune.space import Space, Values
-from tune.trials import publish_result
+from tune.trials import curve_of, publish_result
 
 SECONDS_BETWEEN_LOOKS = 0.1
 
@@ -33,6 +35,7 @@ class Assignment:
     """What an actor is to train; `repr` is short since Tune puts it into names.
 
     result: the job whose publication says that the trial is finished.
+    may_be_stopped: whether the scheduler judges it.
     space, member: of a population, whose settings change while it trains: they are then in
         Tune's configuration, by path.
     """
@@ -42,11 +45,15 @@ class Assignment:
     values: Values
     metric: str
     search: str
+    may_be_stopped: bool = True
     space: Space | None = None
     member: str = ""
 
     def __repr__(self) -> str:
         return self.job.node.fingerprint[:8]
+
+    def __deepcopy__(self, memo: Any) -> "Assignment":
+        return self  # Tune copies configurations often
 
 
 class TrialActor(Trainable):
@@ -71,14 +78,13 @@ class TrialActor(Trainable):
         self._training: Any = None  # of a one-device trial
         self._rows: Iterator[dict[str, Any]] | None = None
         self._seconds = 0.0
-        self._steps_before: int | None = None
 
     def step(self) -> dict[str, Any]:
         """Trains until the metric is measured again, and publishes at the end."""
         try:
             return self._next_result()
         except UserError as error:
-            return self._failed(str(error), mendable=False)
+            return self._failed(str(error), mendable=isinstance(error, StorageError))
         except Exception as error:
             traceback.print_exc()
             reason = (str(error).splitlines() or [""])[0]
@@ -90,16 +96,17 @@ class TrialActor(Trainable):
         metric = self._assignment.metric
         started = time.time()
         for row in self._rows:
-            self._steps_before = self._steps_before or 0
-            last = row.pop("last", False) or (self._training is not None and self._training.is_over)
-            if metric not in row and not last:
+            point = curve_of([row], metric)
+            if not (point or row["last"]):
                 continue
             self._seconds += time.time() - started
             result = self._facts(row["step"])
             result["progress"] = 100 * row["step"] / row["num_steps"]
-            if metric in row:
-                result["value"] = row[metric]
-            if not last:
+            if self._assignment.may_be_stopped:
+                result["judged"] = result["progress"]
+            if point:
+                result["value"] = point[0][2]
+            if not row["last"]:
                 return result
             if self._assignment.space is None:
                 self._publish()
@@ -117,9 +124,7 @@ class TrialActor(Trainable):
             recipe = changed_recipe(job.recipe, self._values)
             job = replace(job, node=replace(job.node, recipe=recipe))
         self._training = start_training(job, PlainEngine, self._assignment.space is None)
-        self._steps_before = self._training.progress.step
-        rows: Iterator[dict[str, Any]] = self._training.rows()
-        return rows
+        return every_row(self._training)
 
     def _publish(self) -> None:
         job, result = self._assignment.job, self._assignment.result
@@ -132,7 +137,6 @@ class TrialActor(Trainable):
         now = time.time()
         return {
             "step": step,
-            "steps": max(0, step - (self._steps_before or 0)),
             "seconds": self._seconds,
             "overhead_seconds": now - self._free_since - self._seconds,
         }
@@ -174,11 +178,10 @@ class TrialActor(Trainable):
 
         self._rows = self._open()
         self._training.resume(Checkpoints(Root(str(checkpoint)), "member"))
-        self._steps_before = self._training.progress.step
 
 
 def changed_recipe(recipe: Recipe, values: Values) -> Recipe:
-    """The recipe with other values, which it is known to accept."""
+    """The recipe with other values, which it is known to accept (`run_population`)."""
     from pipeline.document import assign
 
     raw = recipe.model_dump()
@@ -187,25 +190,45 @@ def changed_recipe(recipe: Recipe, values: Values) -> Recipe:
     return Recipe.model_validate(raw)
 
 
+def every_row(training: Any) -> Iterator[dict[str, Any]]:
+    """Metric rows of a training, with those from before it was continued; `last` marks the last.
+
+    Whoever judges a trial sees its whole curve that way, in order. What is before is read now: a
+    member of a population that takes over another's state afterwards does not tell its history.
+    """
+    rows = chain(list(training.progress.history), training.rows())
+    return (
+        row | {"last": training.is_over and row["step"] == training.progress.step} for row in rows
+    )
+
+
 @ray.remote(num_cpus=0)
 class Relay:
-    """Metrics of a training with several workers, on their way to the trial's actor."""
+    """Metrics of a training with several workers, on their way to the trial's actor.
+
+    The workers wait at each row until the actor asks for the next one: a trial that is stopped has
+    neither saved nor published anything since.
+    """
 
     def __init__(self) -> None:
-        self._rows: list[dict[str, Any]] = []
+        self._row: dict[str, Any] | None = None
+        self._answered = asyncio.Event()
         self._stopped = False
 
-    def put(self, row: dict[str, Any]) -> bool:
-        """Takes a row; whether the training is to stop."""
-        self._rows.append(row)
+    async def put(self, row: dict[str, Any]) -> bool:
+        """Hands a row over; whether the training is to stop."""
+        self._row, self._answered = row, asyncio.Event()
+        if not self._stopped:
+            await self._answered.wait()
         return self._stopped
 
-    def take(self) -> list[dict[str, Any]]:
-        rows, self._rows = self._rows, []
-        return rows
+    async def take(self) -> dict[str, Any] | None:
+        row, self._row = self._row, None
+        return row
 
-    def stop(self) -> None:
-        self._stopped = True
+    async def answer(self, stop: bool) -> None:
+        self._stopped = stop
+        self._answered.set()
 
 
 def nested_rows(job: Job, search: str) -> Iterator[dict[str, Any]]:
@@ -228,20 +251,22 @@ def nested_rows(job: Job, search: str) -> Iterator[dict[str, Any]]:
     try:
         while True:
             alive = thread.is_alive()
-            rows = ray.get(relay.take.remote())
-            held = rows.pop() if rows and rows[-1].get("last") and alive else None
-            yield from rows
-            if held is not None:  # the last row counts when the workers have published
+            row = ray.get(relay.take.remote())
+            if row is not None and not row["last"]:
+                yield row
+                ray.get(relay.answer.remote(False))
+            elif row is not None:  # it counts when the workers have published
+                ray.get(relay.answer.remote(False))
                 thread.join()
-                if not errors:
-                    yield held
             if errors:
                 raise errors[0]
+            if row is not None and row["last"]:
+                yield row
             if not alive:
                 return
             time.sleep(SECONDS_BETWEEN_LOOKS)
     finally:
-        ray.get(relay.stop.remote())
+        ray.get(relay.answer.remote(True))
         thread.join()
 
 
@@ -257,10 +282,10 @@ class _Relayed:
 
         training = start_training(job, build_engine)
         engine = training.engine
-        for row in training.rows():
+        for row in every_row(training):
             stop = False
             if engine.rank == 0:
-                stop = ray.get(self.relay.put.remote(row | {"last": training.is_over}))
+                stop = ray.get(self.relay.put.remote(row))
             device = engine.student.encoder.device
             if engine.sum_over_workers(torch.tensor(float(stop), device=device)) > 0:
                 return

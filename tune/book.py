@@ -69,14 +69,17 @@ class Book:
 
     def has_work(self) -> bool:
         """Whether any trial has to run; what is known already is written down."""
-        self._next = self._next or self.next()
+        self._next = self._next or self._find()
         return self._next is not None
 
     def next(self) -> Started | None:
         """The next trial to run; None when there is none now (see `is_over`)."""
-        if self._next is not None:
-            found, self._next = self._next, None
-            return found
+        found, self._next = self._next or self._find(), None
+        if found is not None:
+            self.log.add(self._trial(found.job, found.values, found.seed, status="running"))
+        return found
+
+    def _find(self) -> Started | None:
         while self._may_start():
             while self._ready:
                 setting, seed = self._ready.popleft()
@@ -86,18 +89,19 @@ class Book:
             values = self._source.next()
             if values is None:
                 break
-            if key_of(values) in self._seen:
+            if self.search.setting_of(values) in self._seen:
                 self._source.tell(values, None)
                 continue
-            self._seen.add(key_of(values))
+            self._seen.add(self.search.setting_of(values))
             setting = _Setting(values, list(self._seeds), [])
             self._ready.append((setting, setting.seeds.pop(0)))
         return None
 
     def num_left(self) -> int:
         """At most so many trials are ahead, running ones included."""
-        waiting = sum(1 + len(setting.seeds) for setting, _ in self._ready)
-        return self._source.num_left() * len(self._seeds) + waiting + len(self.running)
+        waiting = [setting for setting, _ in self._ready] + list(self._owner.values())
+        seeds = sum(1 + len(setting.seeds) for setting in waiting)
+        return self._source.num_left() * len(self._seeds) + seeds
 
     @property
     def num_running(self) -> int:
@@ -168,8 +172,14 @@ class Book:
     def _trial(self, job: Job, values: Values, seed: int, **facts: Any) -> Trial:
         return Trial(
             fingerprint=job.node.fingerprint, folder=job.folder, phase=self.phase, values=values,
-            seed=seed, metric=self.search.settings.metric, ended=_now(), **facts,
+            seed=seed, metric=self.search.settings.metric, rule=self.search.settings.rule,
+            ended=_now(), **facts,
         )  # fmt: skip
+
+    def may_be_stopped(self, seed: int) -> bool:
+        """Whether a scheduler judges trials of this seed: a setting that finished once is not
+        stopped at its other seeds, since its mean would be of the lucky ones."""
+        return seed == self._seeds[0]
 
 
 def known_trial(
@@ -183,10 +193,11 @@ def known_trial(
     """What this search, another one or a run of the recipe has found out about a training."""
     metric = search.settings.metric
     trial = log.get(job.node.fingerprint)
-    usable = trial is not None and trial.metric == metric and not trial.mendable
-    # a confirmation is trained to the end, whatever the search did with that seed
-    if trial is not None and usable and (trial.status == "finished" or trial.phase == phase):
-        return trial
+    if trial is not None and trial.metric == metric and not trial.mendable:
+        # a confirmation is trained to the end, whatever the search did with that seed
+        still = trial.status == "failed" or trial.rule == search.settings.rule
+        if trial.status == "finished" or (trial.phase == phase and still):
+            return replace(trial, values=values)
     result = search.store.manifest(search.result_job(job).folder)
     if result is None and search.store.manifest(job.folder) is not None:
         publish_result(job, search.result_job(job))
@@ -195,8 +206,7 @@ def known_trial(
         return None
     return Trial(
         fingerprint=job.node.fingerprint, folder=job.folder, phase=phase, values=values, seed=seed,
-        metric=metric, ended=_now(), status="finished", reused=True,
-        **measured(result, metric),
+        metric=metric, ended=_now(), reused=True, **measured(result, metric),
     )  # fmt: skip
 
 

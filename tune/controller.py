@@ -36,7 +36,7 @@ from pipeline.job import Job
 from stages.errors import UserError
 from tune.actor import Assignment, TrialActor
 from tune.book import Book
-from tune.live import values_text
+from tune.live import shown_score, values_text
 from tune.load import Search
 from tune.space import Values
 from tune.trials import Curve, Trial, TrialLog, measured
@@ -118,8 +118,8 @@ def run_population(
             low, high = dimension.bounds
             sample = tune.loguniform if dimension.loguniform else tune.uniform
             mutations[name] = sample(low, high)
-    scheduler = PopulationBasedTraining(
-        time_attr="progress", metric="value", mode=_mode(search),
+    scheduler = _Population(
+        search, time_attr="judged", metric="value", mode=_mode(search),
         perturbation_interval=100 * settings.interval, hyperparam_mutations=mutations,
         require_attrs=False, log_config=False,
     )  # fmt: skip
@@ -142,7 +142,7 @@ def _mode(search: Search) -> str:
 def make_scheduler(search: Search) -> TrialScheduler:
     """Who decides which trials are stopped, by the share of their training."""
     settings = search.settings
-    common: dict[str, Any] = {"time_attr": "progress", "metric": "value", "mode": _mode(search)}
+    common: dict[str, Any] = {"time_attr": "judged", "metric": "value", "mode": _mode(search)}
     grace: Any = 100 * settings.grace  # a share in percent, whatever the annotation says
     if settings.scheduler == "asha":
         return AsyncHyperBandScheduler(
@@ -152,6 +152,22 @@ def make_scheduler(search: Search) -> TrialScheduler:
         never: Any = math.inf  # it would pause trials for which there are too few others
         return MedianStoppingRule(grace_period=grace, min_time_slice=never, **common)
     return FIFOScheduler()
+
+
+class _Population(PopulationBasedTraining):
+    """Ray's, which leaves out changes that the recipe refuses (alpha above its upper bound)."""
+
+    def __init__(self, search: Search, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._search = search
+
+    def _get_new_config(self, trial: Any, trial_to_clone: Any) -> tuple[dict[str, Any], Any]:
+        found, operations = super()._get_new_config(trial, trial_to_clone)
+        try:
+            self._search.job_of(self._search.space.within(found), self._search.seeds[0])
+        except UserError:
+            return dict(trial_to_clone.config), {}
+        return found, operations
 
 
 class _Past:
@@ -166,13 +182,13 @@ class _Past:
 def replay(scheduler: TrialScheduler, search: Search, book: Book) -> None:
     """Shows a scheduler the curves of earlier runs, so that a continued search stops alike."""
     for trial in book.log:
-        same = trial.phase == book.phase and trial.metric == search.settings.metric
+        same = trial.phase == book.phase and book.may_be_stopped(trial.seed) and search.owns(trial)
         if not (same and trial.curve):
             continue
         past: Any = _Past(trial)
         nothing: Any = None  # neither ASHA nor the median rule asks the controller here
         scheduler.on_trial_add(nothing, past)
-        results = [{"progress": share, "value": value} for _, share, value in trial.curve]
+        results = [{"judged": share, "value": value} for _, share, value in trial.curve]
         for result in results:
             if scheduler.on_trial_result(nothing, past, result) == TrialScheduler.STOP:
                 break
@@ -190,7 +206,8 @@ def _fit(
 ) -> None:
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     root = search.store.root
-    scratch = f"work/ray/tune-{search.name}-{time.time_ns()}"
+    scratch = f"work/ray/tune-{search.name}"
+    root.delete(scratch)  # of a search that was killed
     # a member's state must be where every machine can read it; nothing else is kept there
     tuner = tune.Tuner(
         tune.with_resources(TrialActor, tune.PlacementGroupFactory([resources])),
@@ -202,7 +219,8 @@ def _fit(
         run_config=RunConfig(
             name="tune", storage_path=root.path(scratch), storage_filesystem=root.fs, verbose=0,
             callbacks=[reports],
-            checkpoint_config=CheckpointConfig(num_to_keep=4),  # states of a population
+            # states of a population; without `False` every trial would leave its weights here
+            checkpoint_config=CheckpointConfig(num_to_keep=4, checkpoint_at_end=False),
             # a process that died is replaced, and the trial goes on at its checkpoint
             failure_config=FailureConfig(max_failures=search.recipe.train.max_failures),
         ),
@@ -245,7 +263,7 @@ class _Suggestions(_NotSaved, Searcher):
             return Searcher.FINISHED if self._book.is_over() else None
         return {"assignment": Assignment(
             started.job, started.result, started.values, self._book.search.settings.metric,
-            self._book.search.name,
+            self._book.search.name, self._book.may_be_stopped(started.seed),
         )}  # fmt: skip
 
     def on_trial_complete(self, *arguments: Any, **more: Any) -> None:
@@ -265,16 +283,14 @@ class _Reports(_NotSaved, Callback):
     ) -> None:
         key = _fingerprint(trial)
         self._last[key] = result
-        if "value" in result:
-            point = [result["step"], result["progress"], result["value"]]
-            self._curves.setdefault(key, []).append(point)
+        _add_point(self._curves.setdefault(key, []), result)
         self._book.tell_news(key, result)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
         key = _fingerprint(trial)
         last, curve = self._last.pop(key, {}), self._curves.pop(key, [])
         started = self._book.running[key]
-        facts = {name: last.get(name, 0) for name in ("steps", "seconds", "overhead_seconds")}
+        facts = _cost(last)
         if "reason" in last:
             if not last["mendable"]:
                 self._book.search.store.root.delete(started.job.work_folder)
@@ -285,22 +301,23 @@ class _Reports(_NotSaved, Callback):
             result = self._book.search.store.manifest(started.result.folder)
             assert result is not None, "a finished trial has published its result"
             found = measured(result, self._book.search.settings.metric)
-            self._book.end(key, status="finished", **facts, **found)
+            self._book.end(key, **facts, **found)
         else:
             score = curve[-1][2] if curve else None
             self._book.search.store.root.delete(started.job.work_folder)
             self._book.end(key, status="stopped", score=score, curve=curve, **facts)
+        _lighten(trial)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
         """The process of a trial died, more often than it is replaced."""
         key = _fingerprint(trial)
         last = self._last.pop(key, {})
         self._curves.pop(key, None)
-        facts = {name: last.get(name, 0) for name in ("steps", "seconds", "overhead_seconds")}
         error = trial.get_pickled_error()
         lines = [line for line in str(error).splitlines() if line.strip()] if error else []
         reason = f"its process died: {lines[0]}" if lines else "its process died"
-        self._book.end(key, status="failed", reason=reason, mendable=True, **facts)
+        self._book.end(key, status="failed", reason=reason, mendable=True, **_cost(last))
+        _lighten(trial)
 
 
 class _MemberReports(_NotSaved, Callback):
@@ -321,35 +338,63 @@ class _MemberReports(_NotSaved, Callback):
     ) -> None:
         key = trial.trial_id
         self._last[key] = result
-        if "value" in result:
-            point = [result["step"], result["progress"], result["value"]]
-            self._curves.setdefault(key, []).append(point)
+        curve = self._curves.setdefault(key, [])
+        if _add_point(curve, result):
+            share, value = curve[-1][1:]
             values = values_text(self._values(trial))
-            self._out(f"member {self._members[key]}: {point[1]:.0f}%  {point[2]:.2f}  {values}")
+            self._out(f"member {self._members[key]}: {share:.0f}%  {shown_score(value)}  {values}")
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
-        self._end(trial, self._last.get(trial.trial_id, {}).get("reason", ""))
+        last = self._last.get(trial.trial_id, {})
+        self._end(trial, last.get("reason", ""), last.get("mendable", False))
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
-        self._end(trial, "its process died")
+        self._end(trial, "its process died", mendable=True)
 
     def _values(self, trial: Any) -> Values:
         return self._search.space.within(trial.config)
 
-    def _end(self, trial: Any, reason: str) -> None:
+    def _end(self, trial: Any, reason: str, mendable: bool) -> None:
         values, seed = self._values(trial), self._search.seeds[0]
         job = self._search.job_of(values, seed)
         key = trial.trial_id
-        last, curve = self._last.pop(key), self._curves.pop(key, [])
+        last, curve = self._last.pop(key, {}), self._curves.pop(key, [])
+        if not (reason or curve):
+            reason = f"training measured no {self._search.settings.metric} that is a number"
         self._log.add(Trial(
             fingerprint=f"{job.node.fingerprint}-{self._members[key]}", folder=job.folder,
             phase="population", values=values, seed=seed,
             status="failed" if reason else "finished", metric=self._search.settings.metric,
-            score=None if reason else curve[-1][2], reason=reason, curve=curve,
-            steps=last["steps"], seconds=last["seconds"],
-            overhead_seconds=last["overhead_seconds"],
-            ended=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            score=None if reason else curve[-1][2], reason=reason, mendable=mendable, curve=curve,
+            ended=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **_cost(last),
         ))  # fmt: skip
+
+
+def _cost(last: dict[str, Any]) -> dict[str, Any]:
+    """What a trial took, by its last result."""
+    return {
+        "steps": last.get("step", 0),
+        "seconds": last.get("seconds", 0.0),
+        "overhead_seconds": last.get("overhead_seconds", 0.0),
+    }
+
+
+def _add_point(curve: Curve, result: dict[str, Any]) -> bool:
+    """Adds a result's value; one at that step or later is of a process that died."""
+    if "value" not in result:
+        return False
+    curve[:] = [point for point in curve if point[0] < result["step"]]
+    curve.append([result["step"], result["progress"], result["value"]])
+    return True
+
+
+def _lighten(trial: Any) -> None:
+    """Drops what Tune would keep of an ended trial until the search ends: about 100 KiB each."""
+    told = trial.run_metadata
+    for held in (told.last_result, told.metric_analysis, told.metric_n_steps):
+        held.clear()
+    trial.config.clear()
+    trial.evaluated_params.clear()
 
 
 def _fingerprint(trial: Any) -> str:

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable
+from statistics import mean
 
 from pipeline.job import clock
 from tune.book import Book
@@ -42,7 +43,7 @@ class LiveTable:
         lines = [self._summary(book)]
         for key, started in book.running.items():
             news = book.news.get(key, {})
-            value = f"{news['value']:.2f}" if "value" in news else ""
+            value = shown_score(news["value"]) if "value" in news else ""
             lines.append(
                 f"  {news.get('progress', 0):3.0f}%  {value:>7}  seed {started.seed}  "
                 f"{values_text(started.values)}"
@@ -70,12 +71,14 @@ class LiveTable:
         if scored:
             choose = max if self._search.settings.maximise else min
             best = choose(scored, key=lambda trial: trial.score or 0.0)
-            text += f"; best {best.score:.2f} ({values_text(best.values)}, seed {best.seed})"
+            score = shown_score(best.score or 0.0)
+            text += f"; best {score} ({values_text(best.values)}, seed {best.seed})"
         made = [trial for trial in ended if trial.ended >= self._began and not trial.reused]
         if made:
-            seconds = time.monotonic() - self._started
-            text += f"; {seconds / len(made):.1f} s a trial"
-            text += f"; ETA {clock(book.num_left() * seconds / len(made))}"
+            seconds = mean(trial.seconds + trial.overhead_seconds for trial in made)
+            text += f"; {seconds:.1f} s a trial"
+            pace = (time.monotonic() - self._started) / len(made)  # several run at once
+            text += f"; ETA {clock(book.num_left() * pace)}"
         return text
 
 
@@ -87,6 +90,11 @@ def values_text(values: Values) -> str:
     ]
     pairs = zip(names, values.values(), strict=True)
     return ", ".join(f"{name} {shown(value)}" for name, value in pairs)
+
+
+def shown_score(value: float) -> str:
+    """A score as a person writes it: Spearman x 100 and losses below 1 alike."""
+    return f"{value:.2f}" if abs(value) >= 10 else f"{value:.4g}"
 
 
 def shown(value: object) -> str:

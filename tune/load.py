@@ -10,8 +10,8 @@ from pipeline.graph import Node, build_graph
 from pipeline.job import Job
 from pipeline.recipe import Recipe, read_recipe
 from stages.errors import UserError
-from tune.settings import SearchSettings
-from tune.space import Space, Values, listed_settings
+from tune.settings import Dimension, SearchSettings
+from tune.space import Space, Values, key_of, listed_settings
 from tune.trials import Trial
 
 
@@ -29,7 +29,7 @@ class Search:
     """
 
     def __init__(self, file: str, overrides: list[str] | None = None) -> None:
-        own = [one for one in overrides or [] if one.startswith("search.")]
+        own = [one for one in overrides or [] if one.startswith(("search.", "search="))]
         others = [one for one in overrides or [] if one not in own]
         document = Document(file, own)
         section = document.split("search")
@@ -55,6 +55,7 @@ class Search:
         base.raw = self.recipe.model_dump()  # defaults are there too, and paths are absolute
         self._base = base
         self._folders: dict[tuple[str, str], str] = {}
+        self._settings: dict[str, str] = {}
         self._own: dict[str, bool] = {}
         self.seeds = self.settings.seeds or [self.recipe.train.seed]
         self._check_metric()
@@ -104,6 +105,17 @@ class Search:
         inputs = {own: self.folder_of(nodes[name]) for own, name in node.inputs.items()}
         return Job(node, self.folder_of(node), inputs, time.time())
 
+    def setting_of(self, values: Values) -> str:
+        """What tells settings apart: the training they make, however they are written."""
+        key = key_of(values)
+        if key not in self._settings:
+            try:
+                node = build_graph(self.recipe_of(values, 0))["train"]
+                self._settings[key] = node.fingerprint
+            except UserError:
+                self._settings[key] = key
+        return self._settings[key]
+
     def folder_of(self, node: Node) -> str:
         """Where a node's artifact lies or will lie."""
         key = (node.kind, node.fingerprint)
@@ -118,7 +130,7 @@ class Search:
         if trial.fingerprint not in self._own:
             try:
                 node = build_graph(self.recipe_of(trial.values, trial.seed))["train"]
-                # a population's member is "fingerprint of its last setting-number"
+                # a population's member is "fingerprint of its last setting-of its first"
                 own = trial.fingerprint.partition("-")[0]
                 self._own[trial.fingerprint] = node.fingerprint == own
             except UserError:  # refused then, refused now
@@ -148,23 +160,34 @@ class Search:
     def _preparing_values(self) -> list[Values]:
         if self.settings.resolved_searcher != "tpe" and self.settings.scheduler != "population":
             return listed_settings(self.settings, self.space)
-        # settings that are chosen while it runs: those that change the inputs must be listed
-        changing = {}
-        for name, dimension in self.space.dimensions.items():
-            ends = [self.space.example(name, last) for last in (False, True)]
-            inputs = {self._inputs(self.recipe_of(values, self.seeds[0])) for values in ends}
-            if dimension.values is not None:
-                several = [{**ends[0], name: value} for value in dimension.values]
-                inputs |= {self._inputs(self.recipe_of(v, self.seeds[0])) for v in several}
-            if len(inputs) == 1:
-                continue
+        # settings that are chosen while it runs: those that change the inputs must be listed, and
+        # so must those that they depend on
+        needed: dict[str, Dimension] = {}
+        waiting = [name for name in self.space.dimensions if self._changes_inputs(name)]
+        while waiting:
+            name = waiting.pop()
+            dimension = self.space.dimensions[name]
             if dimension.bounds is not None:
                 raise UserError(
                     f"search.space.{name} changes what is made before training (the inputs of "
                     "`train`), so its values must be a list: use grid or choice"
                 )
-            changing[name] = dimension
-        return list(Space(changing).grid()) if changing else [{}]
+            if name not in needed:
+                needed[name] = dimension
+                waiting += self.space.depends_on(name)
+        return list(Space(needed).grid()) if needed else [{}]
+
+    def _changes_inputs(self, name: str) -> bool:
+        """Whether a searched setting changes what is made before training."""
+        ends = [self.space.example(name, last) for last in (False, True)]
+        listed = self.space.dimensions[name].values or []
+        found = set()
+        for values in [*ends, *({**ends[0], name: value} for value in listed)]:
+            try:
+                found.add(self._inputs(self.recipe_of(values, self.seeds[0])))
+            except UserError:
+                continue  # other settings of the trial may go with this value
+        return len(found) > 1
 
     @staticmethod
     def _inputs(recipe: Recipe) -> tuple[str, ...]:

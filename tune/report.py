@@ -7,9 +7,9 @@ from typing import Any
 from pipeline.recipe import dump_recipe
 from pipeline.report import STYLE, new_figure, svg_text
 from pipeline.table import aligned, results_table
-from tune.live import shown, values_text
-from tune.search import Outcome, Ranked
-from tune.space import key_of, new_study
+from tune.live import shown, shown_score, values_text
+from tune.search import Outcome, Ranked, counted
+from tune.space import add_known, new_study
 from tune.trials import Trial
 
 MOST_ROWS = 10
@@ -25,12 +25,12 @@ def outcome_text(outcome: Outcome) -> str:
         for status in ("finished", "stopped", "failed")
     }
     names = values_columns(outcome)
-    fresh = {key_of(one.values): one for one in outcome.confirmed}
+    fresh = {search.setting_of(one.values): one for one in outcome.confirmed}
     rows = [["", *names.values(), settings.metric, *(["fresh seeds"] if fresh else [])]]
     shown_first = outcome.ranking[: max(MOST_ROWS, len(fresh))]
     for place, one in enumerate(shown_first, start=1):
         cells = [shown(one.values[path]) if path in one.values else "" for path in names]
-        again = fresh.get(key_of(one.values))
+        again = fresh.get(search.setting_of(one.values))
         rows.append([str(place), *cells, _spread(one), *([_spread(again)] if fresh else [])])
     lines = [
         f"search {search.name}: "
@@ -58,15 +58,17 @@ def outcome_text(outcome: Outcome) -> str:
 
 
 def _verdict(outcome: Outcome) -> str:
-    best = outcome.best
-    tried = len({key_of(trial.values) for trial in outcome.trials})
+    best, name_of = outcome.best, outcome.search.setting_of
+    tried = len({name_of(trial.values) for trial in _scored(outcome)})
     text = f"Best: {values_text(best.values)}"
     if not outcome.confirmed:
+        asked = outcome.search.settings.confirm.settings
+        why = "could not be trained again" if asked else "was not trained again"
         return (
-            f"{text}, {_spread(best)}. It is the best of {tried} and was not trained again with "
-            "fresh seeds, so the figure is too good to expect (search.confirm)."
+            f"{text}, {_spread(best)}. It is the best of {tried} and {why} with fresh seeds, so "
+            "the figure is too good to expect (search.confirm)."
         )
-    searched = next(one for one in outcome.ranking if key_of(one.values) == key_of(best.values))
+    searched = next(one for one in outcome.ranking if name_of(one.values) == name_of(best.values))
     return (
         f"{text}. With {len(best.trials)} fresh seed(s) {_spread(best)}; in the search, as one of "
         f"{tried}, {_spread(searched)}."
@@ -93,7 +95,10 @@ def test_text(outcome: Outcome) -> str:
 def _spread(one: Ranked | None) -> str:
     if one is None:
         return ""
-    return f"{one.mean:.2f}" if one.spread is None else f"{one.mean:.2f} ± {one.spread:.2f}"
+    text = shown_score(one.mean)
+    if one.spread is None:
+        return text
+    return f"{text} ± {one.spread:{'.2f' if abs(one.mean) >= 10 else '.2g'}}"
 
 
 def values_columns(outcome: Outcome) -> dict[str, str]:
@@ -134,8 +139,8 @@ def _is_tied(outcome: Outcome, path: str) -> bool:
 
 
 def _scored(outcome: Outcome) -> list[Trial]:
-    phases = ("search", "population")
-    return [t for t in outcome.trials if t.phase in phases and t.score is not None]
+    """Trials of the search itself that measured anything."""
+    return [t for t in counted(outcome.search, outcome.trials) if t.score is not None]
 
 
 def _early(outcome: Outcome, trial: Trial) -> float | None:
@@ -148,23 +153,29 @@ def importances(outcome: Outcome) -> dict[str, float]:
     """Share of the variance over settings that each one explains (Optuna's fANOVA), largest first.
 
     Where trials were stopped early, of the metric at the first point at which they could be; empty
-    with fewer than four settings, or where they do not differ.
+    with fewer than four settings of the space, or where they do not differ. A setting that only
+    some trials have has no share.
     """
     import optuna
 
+    search = outcome.search
     any_stopped = any(trial.status == "stopped" for trial in outcome.trials)
     groups: dict[str, list[tuple[Trial, float]]] = {}
     for trial in _scored(outcome):
         score = _early(outcome, trial) if any_stopped else trial.score
-        if score is not None:
-            groups.setdefault(key_of(trial.values), []).append((trial, score))
+        if score is not None and search.space.holds(trial.values):
+            groups.setdefault(search.setting_of(trial.values), []).append((trial, score))
     known = [(group[0][0].values, mean(s for _, s in group)) for group in groups.values()]
-    space = outcome.search.space
     if len(known) < 4 or len({score for _, score in known}) == 1:
         return {}
-    study = new_study(outcome.search.settings.maximise, space, list(known))
+    study = new_study(search.settings.maximise)
+    for values, score in known:
+        add_known(study, search.space, values, score)
     evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
-    return dict(optuna.importance.get_param_importances(study, evaluator=evaluator))
+    try:
+        return dict(optuna.importance.get_param_importances(study, evaluator=evaluator))
+    except RuntimeError:  # its trees found no variance
+        return {}
 
 
 def _importance_bars(importance: dict[str, float], outcome: Outcome) -> str:
@@ -204,9 +215,10 @@ def heat_map(outcome: Outcome, across: str, up: str) -> str:
     texts = {}
     for place, trials in cells.items():
         finished = [t for t in trials if t.status == "finished"]
-        whole[place] = choose(t.score for t in finished or trials if t.score is not None)
-        share = max(trials, key=lambda t: len(t.curve)).curve[-1][1]
-        texts[place] = f"{whole[place]:.2f}" + ("" if finished else f"\n{share:.0f}%")
+        best = choose(finished or trials, key=lambda trial: trial.score or 0.0)
+        whole[place] = best.score
+        share = "" if finished else f"\n{best.curve[-1][1]:.0f}%"
+        texts[place] = f"{shown_score(whole[place])}{share}"
     figure, axes = new_figure(2.5 + 0.95 * len(columns), 1.6 + 0.6 * len(rows))
     image = axes.imshow(whole, origin="lower", cmap="viridis", aspect="auto")
     low, high = np.nanmin(whole), np.nanmax(whole)
@@ -248,13 +260,14 @@ def _slices(outcome: Outcome, paths: list[str]) -> str:
 def _curves(outcome: Outcome) -> str:
     """The metric over training: finished trials, stopped ones with a cross, the best one on top."""
     figure, axes = new_figure(9, 4)
-    best = key_of(outcome.best.values)
+    name_of = outcome.search.setting_of
+    best = name_of(outcome.best.values)
     labels: set[str] = set()
-    for trial in sorted(outcome.trials, key=lambda t: (key_of(t.values) == best, t.phase)):
+    for trial in sorted(outcome.trials, key=lambda t: (name_of(t.values) == best, t.phase)):
         if not trial.curve:
             continue
         label: str = trial.status
-        if trial.status == "finished" and key_of(trial.values) == best:
+        if trial.status == "finished" and name_of(trial.values) == best:
             label = "best, fresh seeds" if trial.phase == "confirm" else "best"
         colours = {"best": "#d95f02", "best, fresh seeds": "#ff9d3c", "stopped": "#bbbbbb"}
         x = [share for _, share, _ in trial.curve]

@@ -25,10 +25,10 @@ from pipeline.preflight import check_inputs
 from pipeline.recipe import dump_recipe
 from pipeline.runner import collect_results, make_nodes, run
 from stages.errors import UserError
-from tune.book import Book, setting_score
-from tune.live import LiveTable
+from tune.book import Book
+from tune.live import LiveTable, values_text
 from tune.load import Search
-from tune.space import Listed, Source, Tpe, Values, key_of, listed_settings
+from tune.space import Listed, Source, Tpe, Values, listed_settings
 from tune.trials import Trial, TrialLog
 
 
@@ -79,14 +79,19 @@ def run_search(search: Search, address: str | None, out: Callable[[str], None]) 
     Raises:
         UserError: bad input; a cluster that is too small; all trials failed.
     """
-    log = TrialLog(search.store.root, search.folder)
     with ExitStack() as stack:
+        root, who = search.store.root, f"search {search.name}"
+        search.store.check_writable()
+        stack.enter_context(root.held(f"{search.folder}/lock", who))
+        text = yaml.safe_dump(search.settings.model_dump(), sort_keys=False, allow_unicode=True)
+        root.write(f"{search.folder}/search.yaml", text.encode())
+        log = TrialLog(root, search.folder)
         phases = _Phases(search, log, address, out, stack)
         phases.search()
-        trials, num_left_out = own_trials(search, log)
-        ranking = rank(search, trials, ("search", "population"))
+        trials = counted(search, own_trials(search, log)[0])
+        ranking = rank(search, trials)
         if not ranking:
-            raise _all_failed(search, trials)
+            raise _nothing_found(search, trials)
         confirmed = phases.confirm(ranking)
         best = (confirmed or ranking)[0]
         tests = phases.test(best)
@@ -100,12 +105,11 @@ def own_trials(search: Search, log: TrialLog) -> tuple[list[Trial], int]:
     return found, sum(1 for _ in log) - len(found)
 
 
-def rank(search: Search, trials: list[Trial], phases: tuple[str, ...]) -> list[Ranked]:
+def rank(search: Search, trials: list[Trial]) -> list[Ranked]:
     """Settings whose trials all finished, by their mean score, best first."""
     groups: dict[str, list[Trial]] = {}
     for trial in trials:
-        if trial.phase in phases:
-            groups.setdefault(key_of(trial.values), []).append(trial)
+        groups.setdefault(search.setting_of(trial.values), []).append(trial)
     ranked = [
         Ranked(group[0].values, group)
         for group in groups.values()
@@ -114,18 +118,31 @@ def rank(search: Search, trials: list[Trial], phases: tuple[str, ...]) -> list[R
     return sorted(ranked, key=lambda one: one.mean, reverse=search.settings.maximise)
 
 
-def _all_failed(search: Search, trials: list[Trial]) -> UserError:
+def counted(search: Search, trials: list[Trial]) -> list[Trial]:
+    """Trials that the ranking is made of: of the search's seeds, or the members of a population."""
+    if search.settings.scheduler == "population":
+        return [trial for trial in trials if trial.phase == "population"]
+    return [t for t in trials if t.phase != "population" and t.seed in search.seeds]
+
+
+def fresh_seeds(search: Search, trials: list[Trial]) -> list[int]:
+    """Seeds of confirmations: above all that ever had a part in choosing."""
+    used = [*search.seeds, *(trial.seed for trial in trials if trial.phase != "confirm")]
+    return [max(used) + 1 + number for number in range(search.settings.confirm.seeds)]
+
+
+def _nothing_found(search: Search, trials: list[Trial]) -> UserError:
     failed = [trial for trial in trials if trial.status == "failed"]
     if not failed:
         return UserError(
-            f"search {search.name}: no trial has finished, and the budget allows no more; raise "
-            "search.budget"
+            f"search {search.name}: no trial has finished ({len(trials)} were stopped early); "
+            "raise search.budget or search.trials"
         )
     reasons = [trial.reason for trial in failed]
     most = max(set(reasons), key=reasons.count)
     return UserError(
-        f"search {search.name}: all {len(failed)} trials failed, {reasons.count(most)} of them "
-        f"with: {most}"
+        f"search {search.name}: no setting is left: {len(failed)} of {len(trials)} trials failed, "
+        f"{reasons.count(most)} of them with: {most}"
     )
 
 
@@ -159,25 +176,28 @@ class _Phases:
         """Trains the members that have not ended; they go on from and with each other."""
         search, settings = self._search, self._search.settings
         trials = own_trials(search, self._log)[0]
-        ended = {trial.fingerprint.partition("-")[2] for trial in trials}
-        members = {
-            str(number): values
-            for number, values in enumerate(listed_settings(settings, search.space))
-            if str(number) not in ended
-        }
+        ended = {trial.fingerprint.partition("-")[2] for trial in trials if not trial.mendable}
+        members: dict[str, tuple[Values, Job]] = {}
+        for values in listed_settings(settings, search.space):
+            try:
+                job = search.job_of(values, search.seeds[0])
+            except UserError as error:
+                self._out(f"no member: {values_text(values)}: {error}")
+                continue
+            if (name := job.node.fingerprint[:8]) not in ended:
+                members[name] = values, job
         if not members:
             return
-        jobs = {name: search.job_of(values, search.seeds[0]) for name, values in members.items()}
-        resources = self._prepare(next(iter(jobs.values())))[0]
+        resources = self._prepare(next(job for _, job in members.values()))[0]
         from tune.actor import Assignment
         from tune.controller import run_population
 
         assignments = [
             Assignment(
-                job, search.result_job(job), members[name], settings.metric, search.name,
+                job, search.result_job(job), values, settings.metric, search.name, True,
                 search.space, name,
             )
-            for name, job in jobs.items()
+            for name, (values, job) in members.items()
         ]  # fmt: skip
         run_population(search, self._log, assignments, resources, self._out)
 
@@ -185,11 +205,15 @@ class _Phases:
         """The best settings again, with seeds that had no part in choosing them."""
         search, settings = self._search, self._search.settings.confirm
         chosen = [one.values for one in ranking[: settings.settings]]
-        seeds = [max(search.seeds) + 1 + number for number in range(settings.seeds)]
+        seeds = fresh_seeds(search, own_trials(search, self._log)[0])
         self._run(self._book(Listed(chosen), seeds, "confirm"), stops_early=False)
-        trials = [t for t in own_trials(search, self._log)[0] if t.seed in seeds]
-        wanted = {key_of(values) for values in chosen}
-        return [one for one in rank(search, trials, ("confirm",)) if key_of(one.values) in wanted]
+        wanted = {search.setting_of(values) for values in chosen}
+        fresh = [
+            trial
+            for trial in own_trials(search, self._log)[0]
+            if trial.seed in seeds and search.setting_of(trial.values) in wanted
+        ]
+        return rank(search, fresh)
 
     def test(self, best: Ranked) -> dict[int, dict[str, Any]]:
         """Writes the best setting's recipe and evaluates its students, for each seed."""
@@ -218,19 +242,20 @@ class _Phases:
         search, settings = self._search, self._search.settings
         if settings.resolved_searcher != "tpe":
             return Listed(listed_settings(settings, search.space))
-        tried: dict[str, list[Trial]] = {}
-        for trial in own_trials(search, self._log)[0]:
-            if trial.phase == "search" and not trial.mendable:
-                tried.setdefault(key_of(trial.values), []).append(trial)
-        known = [(trials[0].values, setting_score(trials)) for trials in tried.values()]
-        return Tpe(settings, search.space, known)
+        begun = [trial for trial in self._log.begun() if search.owns(trial)]
+        trials = own_trials(search, self._log)[0] + begun
+        tried = {search.setting_of(t.values): t.values for t in trials if t.phase == "search"}
+        return Tpe(settings, search.space, list(tried.values()))
 
     def _within_budget(self) -> bool:
         budget = self._search.settings.budget
         minutes = (time.monotonic() - self._started) / 60
-        steps = sum(t.steps for t in self._log if t.phase != "confirm" and not t.reused)
-        enough_time = budget.minutes is None or minutes < budget.minutes
-        return enough_time and (budget.steps is None or steps < budget.steps)
+        if budget.minutes is not None and minutes >= budget.minutes:
+            return False
+        if budget.steps is None:
+            return True
+        trials = own_trials(self._search, self._log)[0]
+        return sum(t.steps for t in trials if t.phase != "confirm") < budget.steps
 
     def _book(
         self,
@@ -271,10 +296,7 @@ class _Phases:
         if self._is_open:
             return
         search = self._search
-        search.store.check_writable()
         check_inputs(search.recipe, [s.node for s in make_plan(search.recipe) if not s.done])
-        text = yaml.safe_dump(search.settings.model_dump(), sort_keys=False, allow_unicode=True)
-        search.store.root.write(f"{search.folder}/search.yaml", text.encode())
         self._out(f"{search.name}: starting Ray")
         from pipeline.hosts import ray_session
 
@@ -283,30 +305,30 @@ class _Phases:
 
 
 class _Keeper:
-    """Sees to it that only the best trials keep their weights.
+    """Sees to it that only the best settings keep their weights.
 
     Weights that another run made, or that a run of a recipe refers to, are not its to drop.
     """
 
     def __init__(self, search: Search, log: TrialLog) -> None:
         self._search = search
-        self._in_use = artifacts_in_history(search.store.root)
+        self._runs: dict[str, set[str]] = {}
         self._held: dict[str, Trial] = {}
         for trial in own_trials(search, log)[0]:
             self.add(trial)
 
     def add(self, trial: Trial) -> None:
-        """Counts a trial's weights in, and drops the worst if these are too many."""
-        if trial.status != "finished" or trial.folder in self._in_use:
+        """Counts a trial's weights in, and drops the worst setting's if there are too many."""
+        if trial.status != "finished":
             return
         manifest = self._search.store.manifest(trial.folder)
         if manifest is None or manifest.stats.get("search") != self._search.name:
             return
         self._held[trial.folder] = trial
         searched = [one for one in self._held.values() if one.phase == "search"]
-        searched.sort(key=lambda one: one.score or 0.0, reverse=self._search.settings.maximise)
-        for one in searched[self._search.settings.keep :]:
-            self._drop(one)
+        for setting in rank(self._search, searched)[self._search.settings.keep :]:
+            for one in setting.trials:
+                self._drop(one)
 
     def drop_all_but(self, folders: set[str]) -> None:
         """Drops confirmations, except these."""
@@ -316,4 +338,6 @@ class _Keeper:
 
     def _drop(self, trial: Trial) -> None:
         del self._held[trial.folder]
-        self._search.store.forget(trial.folder)
+        # asked anew each time: a run may have begun to use it while the search went on
+        if trial.folder not in artifacts_in_history(self._search.store.root, self._runs):
+            self._search.store.forget(trial.folder)

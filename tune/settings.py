@@ -8,10 +8,11 @@ search:
       {tied: train.objectives.listnet.teacher_temperature, factor: 2}
 """
 
+import json
 import re
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, FiniteFloat, model_validator
 
 from pipeline.recipe import NAME
 from stages.settings import Settings
@@ -21,7 +22,17 @@ CHANGEABLE = (
     r"train\.(learning_rate|clip_norm|weight_decay)|teachers\.\d+\.weight|"
     r"train\.objectives\.\w+\.(weight|\w*temperature|low|high)"
 )
+NOT_SEARCHED = {
+    "name": "it names the recipe",
+    "storage": "all trials share one",
+    "train.seed": "name several `search.seeds`",
+}
 KINDS = ("grid", "choice", "uniform", "loguniform", "integer", "tied")
+
+
+def as_list(value: Any) -> list[Any]:
+    """A value of `when`: one, or a list of them."""
+    return value if isinstance(value, list) else [value]
 
 
 class Dimension(Settings):
@@ -29,13 +40,13 @@ class Dimension(Settings):
 
     grid: list[Any] | None = Field(None, description="Every value, with every other's.")
     choice: list[Any] | None = Field(None, description="One of these.")
-    uniform: list[float] | None = Field(None, description="[least, greatest].")
-    loguniform: list[float] | None = Field(
+    uniform: list[FiniteFloat] | None = Field(None, description="[least, greatest].")
+    loguniform: list[FiniteFloat] | None = Field(
         None, description="[least, greatest], as many below their geometric mean as above."
     )
     integer: list[int] | None = Field(None, description="[least, greatest], both included.")
     tied: str | None = Field(None, description="`factor` times this other searched setting.")
-    factor: float = 1.0
+    factor: FiniteFloat = 1.0
     when: dict[str, Any] = Field(
         {},
         description="Searched only where other searched settings have these values (one, or a "
@@ -50,9 +61,21 @@ class Dimension(Settings):
         bounds = self.uniform or self.loguniform or self.integer
         if self.values is not None and not self.values:
             raise ValueError(f"{given[0]} has no values; name at least one")
+        try:
+            json.dumps([self.values, self.when], allow_nan=False)
+        except (TypeError, ValueError):
+            raise ValueError(
+                "a value is a date (quote it), .nan or .inf, which no setting can be"
+            ) from None
+        if "factor" in self.model_fields_set and self.tied is None:
+            raise ValueError(f"factor belongs to tied, not to {given[0]}")
+        if [] in self.when.values():
+            raise ValueError("when: an empty list of values is never met")
         if given[0] in ("uniform", "loguniform", "integer"):
             if bounds is None or len(bounds) != 2:
                 raise ValueError(f"{given[0]} is [least, greatest]")
+            if self.integer is not None and max(map(abs, self.integer)) > 2**53:
+                raise ValueError("integer: bounds beyond 2^53 are too large")
             if bounds[0] >= bounds[1]:
                 raise ValueError(f"{given[0]}: the least, {bounds[0]}, is not below {bounds[1]}")
         if self.loguniform is not None and self.loguniform[0] <= 0:
@@ -70,6 +93,16 @@ class Dimension(Settings):
     @property
     def bounds(self) -> list[float] | list[int] | None:
         return self.uniform or self.loguniform or self.integer
+
+    def nearest(self, value: float) -> float | int:
+        """The number within the bounds, of four significant digits where there is room for it.
+
+        What is searched is written into recipes and tables.
+        """
+        assert self.bounds is not None
+        low, high = self.bounds
+        kept = min(max(float(value) if self.integer else float(f"{value:.4g}"), low), high)
+        return int(kept) if self.integer else float(kept)
 
 
 class SearchBudget(Settings):
@@ -123,11 +156,13 @@ class SearchSettings(Settings):
     gpus_per_trial: float | None = Field(
         None, ge=0, description="GPUs of a one-device trial, or a part of one; null: one if any."
     )
-    keep: int = Field(3, ge=0, description="Trials whose weights are kept: the best so many.")
+    keep: int = Field(3, ge=0, description="Settings whose weights are kept: the best so many.")
     confirm: Confirmation = Confirmation()
 
     @model_validator(mode="after")
     def _consistent(self) -> "SearchSettings":
+        if len(set(self.seeds or [])) < len(self.seeds or []):
+            raise ValueError(f"seeds {self.seeds}: one of them is there twice")
         free = [name for name, one in self.space.items() if one.bounds is not None]
         if self.searcher == "grid" and free:
             raise ValueError(
@@ -143,6 +178,13 @@ class SearchSettings(Settings):
                     raise ValueError(
                         f"space.{name} depends on {other}, which is not another searched setting"
                     )
+            for other, wanted in one.when.items():
+                listed = self.space[other].values
+                missing = [v for v in as_list(wanted) if listed is not None and v not in listed]
+                if missing:
+                    raise ValueError(f"space.{name}: {other} never is {missing[0]!r}")
+            if name in NOT_SEARCHED:
+                raise ValueError(f"space.{name} cannot be searched: {NOT_SEARCHED[name]}")
         if self.scheduler == "population":
             self._check_population()
         return self
@@ -157,6 +199,10 @@ class SearchSettings(Settings):
                     "rate, clip_norm, weight_decay, teachers' weights, or weights, temperatures "
                     "and thresholds of objectives"
                 )
+        if self.searcher == "tpe":
+            raise ValueError("population: members begin at random or on a grid; tpe proposes none")
+        if self.budget != SearchBudget():
+            raise ValueError("population: it has no budget; give `trials` and train.max_steps")
         if self.concurrency is not None:
             raise ValueError("population: all members train by turns; leave out `concurrency`")
         if self.seeds is not None and len(self.seeds) > 1:
@@ -169,6 +215,12 @@ class SearchSettings(Settings):
             return self.searcher
         lists = all(one.grid is not None or one.tied for one in self.space.values())
         return "grid" if lists else "random"
+
+    @property
+    def rule(self) -> str:
+        """What a trial was stopped by; another rule might have let it go on."""
+        order = "maximum" if self.maximise else "minimum"
+        return f"{self.scheduler} {order} grace {self.grace:g} reduction {self.reduction:g}"
 
     @property
     def maximise(self) -> bool:

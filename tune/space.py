@@ -8,12 +8,13 @@ import json
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
 
 from stages.errors import UserError
-from tune.settings import Dimension, SearchSettings
+from tune.settings import Dimension, SearchSettings, as_list
 
 Values = dict[str, Any]
 
@@ -26,13 +27,23 @@ class Space:
         while waiting:
             ready = [
                 name
-                for name, one in waiting.items()
-                if not any(o in waiting for o in (*one.when, one.tied, *_above(name, waiting)))
+                for name in waiting
+                if not any(other in waiting for other in self._depends_on(name, dimensions))
             ]
             if not ready:
                 raise UserError(f"search.space: {', '.join(waiting)} depend on each other")
             for name in ready:
                 self.dimensions[name] = waiting.pop(name)
+
+    def depends_on(self, name: str) -> list[str]:
+        """Searched settings of which the others' values and presence depend."""
+        return self._depends_on(name, self.dimensions)
+
+    @staticmethod
+    def _depends_on(name: str, dimensions: dict[str, Dimension]) -> list[str]:
+        one = dimensions[name]
+        tied = [one.tied] if one.tied else []
+        return [*one.when, *tied, *_above(name, dimensions)]
 
     def complete(self, pick: Callable[[str, Dimension], Any]) -> Values:
         """One setting: `pick` chooses the values that are free."""
@@ -58,10 +69,10 @@ class Space:
                 return int(generator.integers(dimension.integer[0], dimension.integer[1] + 1))
             if dimension.loguniform is not None:
                 low, high = map(math.log, dimension.loguniform)
-                return readable(math.exp(generator.uniform(low, high)))
+                return dimension.nearest(math.exp(generator.uniform(low, high)))
             assert dimension.uniform is not None
             low, high = dimension.uniform
-            return readable(float(generator.uniform(low, high)))
+            return dimension.nearest(generator.uniform(low, high))
 
         return self.complete(pick)
 
@@ -70,7 +81,7 @@ class Space:
         values: Values = {}
         dimension = self.dimensions[name]
         for other, wanted in dimension.when.items():
-            values |= self.example(other) | {other: _as_list(wanted)[0]}
+            values |= self.example(other) | {other: as_list(wanted)[0]}
         for other in _above(name, self.dimensions):
             present = [v for v in self.dimensions[other].values or [] if v is not None]
             values |= self.example(other) | {other: present[0] if present else None}
@@ -98,11 +109,7 @@ class Space:
         """The setting with numbers brought back into their bounds, and ties drawn again."""
 
         def pick(name: str, dimension: Dimension) -> Any:
-            if dimension.bounds is None:
-                return values[name]
-            low, high = dimension.bounds
-            kept = min(max(values[name], low), high)
-            return int(kept) if dimension.integer is not None else readable(float(kept))
+            return values[name] if dimension.bounds is None else dimension.nearest(values[name])
 
         return self.complete(pick)
 
@@ -120,12 +127,11 @@ class Space:
 
     def _is_active(self, name: str, values: Values) -> bool:
         dimension = self.dimensions[name]
-        needed = [*dimension.when, *([dimension.tied] if dimension.tied else [])]
         sections = [values.get(other) for other in _above(name, self.dimensions)]
         return (
             None not in sections
-            and all(other in values for other in needed)
-            and all(values[other] in _as_list(want) for other, want in dimension.when.items())
+            and all(other in values for other in self.depends_on(name))
+            and all(values[other] in as_list(want) for other, want in dimension.when.items())
         )
 
     @staticmethod
@@ -143,15 +149,6 @@ class Space:
 def _above(name: str, others: Iterable[str]) -> list[str]:
     """Searched settings that are sections around this one: null there means that it is not."""
     return [other for other in others if name.startswith(f"{other}.")]
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
-def readable(value: float) -> float:
-    """Four significant digits: what is searched is written into recipes and tables."""
-    return float(f"{value:.4g}")
 
 
 def key_of(values: Values) -> str:
@@ -194,7 +191,7 @@ def listed_settings(settings: SearchSettings, space: Space) -> list[Values]:
     A random search of 30 begins with the settings of one of 20.
     """
     if settings.resolved_searcher == "grid":
-        every = list(space.grid())[: settings.trials]
+        every = list(islice(space.grid(), settings.trials))
     else:
         assert settings.trials is not None
         every = [space.random(settings.sampling_seed, i) for i in range(settings.trials)]
@@ -202,33 +199,34 @@ def listed_settings(settings: SearchSettings, space: Space) -> list[Values]:
 
 
 class Tpe:
-    """Optuna's tree-structured Parzen estimator, told what was tried before.
+    """Optuna's tree-structured Parzen estimator.
 
     Args:
-        tried: settings of earlier runs with their scores (None: failed). Those that do not lie in
-            the space any more teach it nothing.
+        tried: settings of earlier runs. Those that lie in the space come first: what is known of
+            them is told like anything else, and what is missing is trained.
     """
 
-    def __init__(
-        self, settings: SearchSettings, space: Space, tried: list[tuple[Values, float | None]]
-    ) -> None:
+    def __init__(self, settings: SearchSettings, space: Space, tried: list[Values]) -> None:
         import optuna
 
         self._optuna = optuna
         self._space = space
         assert settings.trials is not None
-        self._left = settings.trials - sum(space.holds(values) for values, _ in tried)
+        self._tried = deque([values for values in tried if space.holds(values)][: settings.trials])
+        self._left = settings.trials
         # what runs already counts as bad, so that trials side by side differ
         sampler = optuna.samplers.TPESampler(
-            seed=settings.sampling_seed + len(tried), constant_liar=True
+            seed=settings.sampling_seed + len(self._tried), constant_liar=True
         )
-        self._study = new_study(settings.maximise, space, tried, sampler)
-        self._asked: dict[str, Any] = {}
+        self._study = new_study(settings.maximise, sampler)
+        self._asked: dict[str, list[Any]] = {}
 
     def next(self) -> Values | None:
-        if self._left <= 0:
+        if self._left == 0:
             return None
         self._left -= 1
+        if self._tried:
+            return self._tried.popleft()
         trial = self._study.ask()
 
         def pick(name: str, dimension: Dimension) -> Any:
@@ -240,27 +238,38 @@ class Tpe:
             assert dimension.bounds is not None
             low, high = dimension.bounds
             is_log = dimension.loguniform is not None
-            return readable(trial.suggest_float(name, low, high, log=is_log))
+            return dimension.nearest(trial.suggest_float(name, low, high, log=is_log))
 
         values = self._space.complete(pick)
-        self._asked[key_of(values)] = trial
+        self._asked.setdefault(key_of(values), []).append(trial)
         return values
 
     def num_left(self) -> int:
-        return max(0, self._left)
+        return self._left
 
     def tell(self, values: Values, score: float | None) -> None:
-        trial = self._asked.pop(key_of(values), None)
-        if trial is not None:
-            state = self._optuna.trial.TrialState
-            failed = score is None
-            self._study.tell(trial, score, state.FAIL if failed else state.COMPLETE)
+        asked = self._asked.get(key_of(values))
+        if not asked:  # of an earlier run
+            add_known(self._study, self._space, values, score)
+            return
+        state = self._optuna.trial.TrialState
+        # the newest: what is proposed while it runs already is told at once that it failed
+        self._study.tell(asked.pop(), score, state.FAIL if score is None else state.COMPLETE)
 
 
-def new_study(
-    maximise: bool, space: Space, tried: list[tuple[Values, float | None]], sampler: Any = None
-) -> Any:
-    """An Optuna study that knows settings and their scores; lists count by place."""
+def new_study(maximise: bool, sampler: Any = None) -> Any:
+    """An Optuna study."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna.create_study(sampler=sampler, direction="maximize" if maximise else "minimize")
+
+
+def add_known(study: Any, space: Space, values: Values, score: float | None) -> None:
+    """Tells a study of a setting and its score, unless it failed or lies outside the space.
+
+    Lists count by place.
+    """
     import optuna
     from optuna.distributions import (
         CategoricalDistribution,
@@ -268,28 +277,24 @@ def new_study(
         IntDistribution,
     )
 
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    study = optuna.create_study(sampler=sampler, direction="maximize" if maximise else "minimize")
-    for values, score in tried:
-        if score is None or not space.holds(values):
+    if score is None or not space.holds(values):
+        return
+    params: dict[str, Any] = {}
+    distributions: dict[str, Any] = {}
+    for name, dimension in space.dimensions.items():
+        if dimension.tied or name not in values:
             continue
-        params: dict[str, Any] = {}
-        distributions: dict[str, Any] = {}
-        for name, dimension in space.dimensions.items():
-            if dimension.tied or name not in values:
-                continue
-            params[name] = values[name]
-            if dimension.values is not None:
-                distributions[name] = CategoricalDistribution(list(range(len(dimension.values))))
-                params[name] = dimension.values.index(values[name])
-            elif dimension.integer is not None:
-                distributions[name] = IntDistribution(dimension.integer[0], dimension.integer[1])
-            else:
-                assert dimension.bounds is not None
-                low, high = dimension.bounds
-                is_log = dimension.loguniform is not None
-                distributions[name] = FloatDistribution(low, high, log=is_log)
-        study.add_trial(
-            optuna.trial.create_trial(params=params, distributions=distributions, value=score)
-        )
-    return study
+        params[name] = values[name]
+        if dimension.values is not None:
+            distributions[name] = CategoricalDistribution(list(range(len(dimension.values))))
+            params[name] = dimension.values.index(values[name])
+        elif dimension.integer is not None:
+            distributions[name] = IntDistribution(dimension.integer[0], dimension.integer[1])
+        else:
+            assert dimension.bounds is not None
+            low, high = dimension.bounds
+            is_log = dimension.loguniform is not None
+            distributions[name] = FloatDistribution(low, high, log=is_log)
+    study.add_trial(
+        optuna.trial.create_trial(params=params, distributions=distributions, value=score)
+    )

@@ -1,4 +1,4 @@
-"""What is known of every trial: `tune/<name>/trials.jsonl`, one line each, written when it ends.
+"""What is known of every trial: `tune/<name>/trials.jsonl`, a line when it begins and when it ends.
 
 A trial is the training of one setting with one seed. Its result is an artifact (`trial/...`,
 without weights), so that another search finds it; this file is what the search itself has seen:
@@ -6,6 +6,7 @@ those stopped early and failed too. A later line about the same trial replaces a
 """
 
 import json
+import math
 import os
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -21,13 +22,15 @@ Curve = list[list[float]]
 
 @dataclass(frozen=True)
 class Trial:
-    """One trial that has ended.
+    """One trial.
 
     fingerprint: of its training; folder: where that training's artifact is, or was.
     phase: search; confirm, with a fresh seed; or population.
-    status: finished; stopped early; or failed, for `reason`.
+    status: running; finished; stopped early; or failed, for `reason`.
+    rule: by which the search stopped trials then.
     score: the metric at the chosen checkpoint; of a stopped trial, its last value.
-    steps, seconds: of this training, by whoever did it; overhead_seconds: all else since the
+    steps: of this training, over all runs of the search.
+    seconds: of training in the process that ended it; overhead_seconds: all else since that
         process was free, until the result was published.
     reused: the result was there already.
     mendable: the failure was not of the setting's making, so it is tried again.
@@ -38,10 +41,11 @@ class Trial:
     phase: Literal["search", "confirm", "population"]
     values: Values
     seed: int
-    status: Literal["finished", "stopped", "failed"]
+    status: Literal["running", "finished", "stopped", "failed"]
     metric: str
     score: float | None = None
     reason: str = ""
+    rule: str = ""
     steps: int = 0
     seconds: float = 0.0
     overhead_seconds: float = 0.0
@@ -52,12 +56,13 @@ class Trial:
 
 
 class TrialLog:
-    """The trials of one search, in the order in which they ended."""
+    """The trials of one search that have ended, in that order."""
 
     def __init__(self, root: Root, folder: str) -> None:
         self._root = root
         self._name = f"{folder}/trials.jsonl"
         self._trials: dict[str, Trial] = {}
+        self._begun: dict[str, Trial] = {}
         self._torn = False
         try:
             lines = root.read(self._name).split(b"\n")
@@ -76,11 +81,16 @@ class TrialLog:
     def get(self, fingerprint: str) -> Trial | None:
         return self._trials.get(fingerprint)
 
+    def begun(self) -> list[Trial]:
+        """Trials that have begun and not ended: they run, or their search was killed."""
+        return list(self._begun.values())
+
     def add(self, trial: Trial) -> None:
-        """Keeps a trial. Locally its line is written before this returns."""
+        """Keeps a trial, instead of what was known of it. Its line is on the disk afterwards."""
         self._keep(trial)
         if not self._root.is_local:  # no object store can append
-            self._root.write(self._name, b"".join(_line(one) for one in self._trials.values()))
+            every = [*self._trials.values(), *self._begun.values()]
+            self._root.write(self._name, b"".join(map(_line, every)))
             return
         path = self._root.path(self._name)
         try:
@@ -92,6 +102,10 @@ class TrialLog:
         self._torn = False
 
     def _keep(self, trial: Trial) -> None:
+        self._begun.pop(trial.fingerprint, None)
+        if trial.status == "running":
+            self._begun[trial.fingerprint] = trial
+            return
         self._trials.pop(trial.fingerprint, None)
         self._trials[trial.fingerprint] = trial
 
@@ -101,11 +115,11 @@ def _line(trial: Trial) -> bytes:
 
 
 def curve_of(history: list[dict[str, Any]], metric: str) -> Curve:
-    """The metric's values in rows of training."""
+    """The metric's values in rows of training, where they are numbers."""
     return [
         [row["step"], 100 * row["step"] / row["num_steps"], row[metric]]
         for row in history
-        if metric in row
+        if math.isfinite(row.get(metric, math.nan))
     ]
 
 
@@ -125,6 +139,10 @@ def publish_result(job: Job, result: Job) -> None:
 
 
 def measured(result: Manifest, metric: str) -> dict[str, Any]:
-    """Curve and score of a finished trial, from its published result."""
+    """What a published result says of its trial, as fields of `Trial`."""
     curve = curve_of(result.stats["history"], metric)
-    return {"curve": curve, "score": score_of(curve, metric, result.stats["best_step"])}
+    score = score_of(curve, metric, result.stats["best_step"])
+    if score is None:
+        reason = f"training measured no {metric} that is a number; look at train.dev"
+        return {"status": "failed", "reason": reason}
+    return {"status": "finished", "curve": curve, "score": score}

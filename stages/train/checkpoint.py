@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stages.errors import UserError
+from stages.errors import StorageError
 from stages.files import Root
 
 MARKER = "complete.json"
@@ -59,12 +59,12 @@ class Checkpoints:
         """The loop's state at a complete checkpoint.
 
         Raises:
-            UserError: it was written with another layout (engine, workers, ZeRO stage).
+            StorageError: it was written with another layout (engine, workers, ZeRO stage).
         """
         marker = f"{self._folder}/step-{step:06d}/{MARKER}"
         state: dict[str, Any] = json.loads(self._root.read(marker))
         if state["layout"] != layout:
-            raise UserError(
+            raise StorageError(
                 f"train: the unfinished training at step {step} was run with "
                 f"{_readable(state['layout'])}; this run asks for {_readable(layout)}. Continue "
                 "it with the old settings, or start afresh with --force train."
