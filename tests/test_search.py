@@ -155,10 +155,10 @@ def trial_processes():
 @pytest.mark.parametrize("max_failures", [0, 2])
 def test_a_trial_whose_process_is_killed(sentray, tune, max_failures):
     changes = {
-        "train__max_steps": 600, "train__dev__every_steps": 20,
+        "train__max_steps": 300, "train__dev__every_steps": 20,
         "train__max_failures": max_failures, "train__checkpoint_every_steps": 20,
     }  # fmt: skip
-    grid = {RATE: {"grid": [1e-4, 1e-3]}}
+    grid = {RATE: {"grid": [1e-3] if max_failures else [1e-4, 1e-3]}}
     process = sentray.start("tune", tune(grid, changes, scheduler="none", concurrency=1))
     work = sentray.folder / "runs/work/train"
     sentray.wait(process, lambda: list(work.glob("*/step-*/complete.json")))
@@ -169,10 +169,10 @@ def test_a_trial_whose_process_is_killed(sentray, tune, max_failures):
     assert process.returncode == 0, out + err
     by_state = {one["status"]: one for one in trials_of(sentray)}
     if max_failures:
-        assert set(by_state) == {"finished"} and len(trials_of(sentray)) == 2
+        assert set(by_state) == {"finished"}
         first = trials_of(sentray)[0]
         steps = [point[0] for point in first["curve"]]
-        assert steps == list(range(20, 601, 20)) and first["steps"] == 600
+        assert steps == list(range(20, 301, 20)) and first["steps"] == 300
         # it went on where it was: times are measured, so rows of a new start would be others
         result = sentray.folder / "runs" / first["folder"].replace("train/", "trial/", 1)
         rows = json.loads((result / "manifest.json").read_text())["stats"]["history"]
@@ -185,18 +185,13 @@ def test_a_trial_whose_process_is_killed(sentray, tune, max_failures):
 def test_trials_with_several_workers(sentray, tune):
     changes = {"train__num_workers": 2, "train__zero_stage": 1, "train__max_steps": 24,
                "train__cpus_per_worker": 1}  # fmt: skip
-    grid = {RATE: {"grid": [1e-3, 1e-5]}}
-    file = tune(grid, changes, concurrency=1)
+    grid = {RATE: {"grid": [1e-3, 1e-8]}}  # the second one's loss stays where it was
+    file = tune(grid, changes, concurrency=1, metric="loss")
     sentray("tune", file)
     trials = trials_of(sentray)
     assert [one["status"] for one in trials] == ["finished", "stopped"]
     first = trials[0]
-    assert first["status"] == "finished" and [point[0] for point in first["curve"]] == [
-        6,
-        12,
-        18,
-        24,
-    ]
+    assert [point[0] for point in first["curve"]] == list(range(2, 25, 2))
     sentray.wait_for_idle()  # no trial has left a worker behind
 
     more = changes | {"train__num_workers": 16, "train__cpus_per_worker": 2}
@@ -208,13 +203,13 @@ def test_a_population(sentray, tune):
     file = tune(
         {RATE: {"loguniform": [1e-5, 1e-2]}, TAU3: {"choice": [0.0125, 0.05]},
          TAU2: {"tied": TAU3, "factor": 2}},
-        {"train__max_steps": 40, "train__dev__every_steps": 4},
-        scheduler="population", trials=4, interval=0.1, confirm={"settings": 1, "seeds": 1},
+        {"train__max_steps": 20, "train__dev__every_steps": 4},
+        scheduler="population", trials=3, interval=0.2, confirm={"settings": 1, "seeds": 1},
     )  # fmt: skip
     out = sentray("tune", file)
     members = [one for one in trials_of(sentray) if one["phase"] == "population"]
-    assert sorted(one["fingerprint"].partition("-")[2] for one in members) == list("0123")
-    assert all(one["curve"][-1][0] == 40 and one["status"] == "finished" for one in members)
+    assert len({one["fingerprint"].partition("-")[2] for one in members}) == len(members) == 3
+    assert all(one["curve"][-1][0] == 20 and one["status"] == "finished" for one in members)
     assert all(one["values"][TAU2] == 2 * one["values"][TAU3] for one in members)
     assert all(1e-5 <= one["values"][RATE] <= 1e-2 for one in members)
     changed = [line for line in out.splitlines() if line.startswith("member")]
