@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from pipeline.recipe import load_recipe
 from tune.load import Search
@@ -55,7 +56,7 @@ def killed_and_continued(storage: Path, options: argparse.Namespace) -> float:
     seconds = 0.0
     started = time.monotonic()
     process = subprocess.Popen(command, start_new_session=True)
-    while process.poll() is None and (not log.exists() or len(log.read_text().split("\n")) <= 12):
+    while process.poll() is None and len(ended(log)) < 12:
         time.sleep(0.2)
     assert process.poll() is None, "the search ended before it could be killed"
     os.killpg(process.pid, signal.SIGKILL)
@@ -65,7 +66,7 @@ def killed_and_continued(storage: Path, options: argparse.Namespace) -> float:
     started = time.monotonic()
     process = subprocess.Popen(command)
     while process.poll() is None:  # until all are searched: testing the best is not compared
-        if log.exists() and len({json.loads(line)["fingerprint"] for line in lines(log)}) == 24:
+        if len({trial["fingerprint"] for trial in ended(log)}) == 24:
             break
         time.sleep(0.2)
     seconds += time.monotonic() - started
@@ -73,8 +74,11 @@ def killed_and_continued(storage: Path, options: argparse.Namespace) -> float:
     return seconds
 
 
-def lines(log: Path) -> list[str]:
-    return log.read_text().split("\n")[:-1]
+def ended(log: Path) -> list[dict[str, Any]]:
+    """Every line about the end of a trial."""
+    text = log.read_text() if log.exists() else ""
+    trials = [json.loads(line) for line in text.split("\n")[:-1]]
+    return [trial for trial in trials if trial["status"] != "running"]
 
 
 def main() -> None:
@@ -100,7 +104,7 @@ def main() -> None:
 
     together = killed_and_continued(searched, options)
     seconds = one_after_another(search, apart, options)
-    trials = [json.loads(line) for line in lines(searched / "tune/wiki-search/trials.jsonl")]
+    trials = ended(searched / "tune/wiki-search/trials.jsonl")
     names = [trial["fingerprint"] for trial in trials]
     overhead = sorted(trial["overhead_seconds"] for trial in trials)
     states = [trial["status"] for trial in trials]

@@ -192,6 +192,7 @@ def test_trials_with_several_workers(sentray, tune):
     assert [one["status"] for one in trials] == ["finished", "stopped"]
     first = trials[0]
     assert [point[0] for point in first["curve"]] == list(range(2, 25, 2))
+    assert not list((sentray.folder / "runs/work/train").glob("*"))  # the stopped one either
     sentray.wait_for_idle()  # no trial has left a worker behind
 
     more = changes | {"train__num_workers": 16, "train__cpus_per_worker": 2}

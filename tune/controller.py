@@ -66,7 +66,7 @@ def trial_resources(search: Search, job: Job) -> tuple[dict[str, float], int]:
     if share is None:
         share = float(train.gpus_per_worker or 0) or (1.0 if have.get("GPU") else 0.0)
     fits = sum(
-        int(min(node.get("CPU", 0) // cores, node.get("GPU", 0) // share if share else 10**9))
+        int(min(node.get("CPU", 0) / cores, node.get("GPU", 0) / share + 1e-9 if share else 1e9))
         for node in alive
     )
     if fits < 1:

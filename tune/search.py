@@ -178,15 +178,19 @@ class _Phases:
         trials = own_trials(search, self._log)[0]
         ended = {trial.fingerprint.partition("-")[2] for trial in trials if not trial.mendable}
         members: dict[str, tuple[Values, Job]] = {}
+        refused: UserError | None = None
         for values in listed_settings(settings, search.space):
             try:
                 job = search.job_of(values, search.seeds[0])
             except UserError as error:
+                refused = error
                 self._out(f"no member: {values_text(values)}: {error}")
                 continue
             if (name := job.node.fingerprint[:8]) not in ended:
                 members[name] = values, job
         if not members:
+            if refused is not None and not ended:
+                raise refused
             return
         resources = self._prepare(next(job for _, job in members.values()))[0]
         from tune.actor import Assignment
