@@ -77,6 +77,8 @@ def ray_session(address: str | None) -> Iterator[None]:
     try:
         yield
     finally:
+        # after an error other nodes may still run: Ray Data would print a trace for each of them
+        logging.getLogger("ray.data").setLevel(logging.CRITICAL)
         ray.shutdown()
 
 

@@ -212,7 +212,7 @@ class Tpe:
         self._optuna = optuna
         self._space = space
         assert settings.trials is not None
-        self._tried = deque([values for values in tried if space.holds(values)][: settings.trials])
+        self._tried = deque(values for values in tried if space.holds(values))
         self._left = settings.trials
         # what runs already counts as bad, so that trials side by side differ
         sampler = optuna.samplers.TPESampler(
