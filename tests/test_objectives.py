@@ -257,3 +257,49 @@ def test_a_sentence_is_as_similar_to_itself_as_can_be():
     mixed = mix_teachers([short], [1.0])
     assert torch.equal(mixed.diagonal(), torch.ones(4))
     torch.testing.assert_close(mixed[0, 1], short[0] @ short[1])
+
+
+def test_auxiliary_terms_are_added_after_the_maximum(golden):
+    """Released RankEncoder: max(contrastive, lambda * regression) + weight * masked language."""
+    C, _ = scores(golden, torch.float64)
+    R = torch.tensor(golden["expected"]["rank_similarity_teacher1"], dtype=torch.float64)
+    masked = torch.tensor(golden["inputs"]["masked_language_loss"], dtype=torch.float64)
+    chosen = Objectives.model_validate(
+        {"infonce": {}, "masked_language": {"weight": 0.1},
+         "rank_regression": {"weight": 0.05, "low": -1.0, "high": 1.0}}
+    )  # fmt: skip
+    total, _ = total_loss(Scores(C, R.clamp(-1, 1)), chosen, {"masked_language": masked})
+    name = "rankencoder_hinge_lambda0.05_plus_0.1_masked_language"
+    assert float(total) == pytest.approx(golden["expected"][name], rel=1e-9)
+
+
+AUXILIARY = ("masked_language", "replaced_token", "denoising")
+
+
+@pytest.mark.parametrize("name", [*AUXILIARY, "consistency", "listnet", "listmle"])
+def test_no_other_objective_enters_the_maximum(name):
+    """However large it is, the regression goes on to train, and so does the other."""
+    random = np.random.default_rng(3)
+    C = torch.tensor(0.1 * random.uniform(0, 1, (5, 5)) + 0.9 * np.eye(5))
+    T = torch.full((5, 5), 0.6, dtype=torch.float64).fill_diagonal_(1)
+
+    def gradients(*names):
+        live = C.clone().requires_grad_()
+        large = torch.tensor(50.0, dtype=torch.float64, requires_grad=True)
+        chosen = {one: {"weight": 10.0} if one == "rank_regression" else {} for one in names}
+        given = {one: large for one in names if one in AUXILIARY}
+        objectives = Objectives.model_validate(chosen)
+        (total_loss(Scores(live, T), objectives, given)[0] + 0 * live.sum()).backward()
+        return live.grad, large.grad
+
+    together, own = gradients("infonce", "rank_regression", name)
+    alone, own_alone = gradients(name)
+    torch.testing.assert_close(together, gradients("infonce", "rank_regression")[0] + alone)
+    assert own == own_alone
+
+
+@pytest.mark.parametrize("others", [{}, {"listnet": {}}, {"masked_language": {}}])
+def test_a_maximum_without_a_contrastive_term_is_refused(others):
+    with pytest.raises(ValueError, match="has no other to take the maximum with"):
+        Objectives.model_validate({"rank_regression": {}} | others)
+    Objectives.model_validate({"rank_regression": {"combine": "sum"}} | others)

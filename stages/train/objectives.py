@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stages.train.settings import Objectives
+from stages.train.settings import CONTRASTIVE, Objectives
 
 
 def unit(x: Tensor) -> Tensor:
@@ -151,6 +151,10 @@ def total_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The recipe's objectives combined, and each unweighted (detached) part.
 
+    All are summed with their weights, except that the rank regression may take the maximum with
+    the contrastive part, InfoNCE and soft negatives (RankEncoder Eq. 5); what is auxiliary is
+    added after it, as in the released code.
+
     Args:
         auxiliary: values of the objectives that have modules of their own, by name.
     """
@@ -169,14 +173,18 @@ def total_loss(
     if soft := settings.soft_negative:
         assert scores.soft_B is not None
         values["soft_negative"] = soft_negative_margin(C, scores.soft_B, soft.low, soft.high)
-    weighted = [getattr(settings, name).weight * value for name, value in values.items()]
-    total = torch.stack(weighted).sum() if weighted else C.new_zeros(())
     if regression := settings.rank_regression:
         assert T is not None
         values["rank_regression"] = rank_regression(C, T, regression.low, regression.high)
-        other = regression.weight * values["rank_regression"]
-        if regression.combine == "maximum":  # Eq. 5: gradient flows through the larger one only
-            total = torch.where(other > total, other, total)
-        else:
-            total = total + other
+    weighted = {name: getattr(settings, name).weight * value for name, value in values.items()}
+    if regression and regression.combine == "maximum":
+        contrastive = _sum([weighted.pop(name) for name in CONTRASTIVE if name in weighted])
+        other = weighted.pop("rank_regression")
+        # gradient flows through the larger one only
+        weighted["maximum"] = torch.where(other > contrastive, other, contrastive)
+    total = _sum(list(weighted.values()))
     return total, {name: value.detach() for name, value in values.items()}
+
+
+def _sum(values: list[Tensor]) -> Tensor:
+    return torch.stack(values).sum()

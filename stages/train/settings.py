@@ -12,6 +12,9 @@ from stages.errors import UserError
 from stages.evaluate.settings import StsSettings, check_names_differ
 from stages.settings import Settings, execution
 
+# What a rank regression may take the maximum with
+CONTRASTIVE = ("infonce", "soft_negative")
+
 
 class StudentSettings(EncoderSettings):
     max_length: int = Field(
@@ -87,7 +90,9 @@ class RankRegression(Settings):
     low: float = Field(0.5, ge=-1, le=1, description="tau_l: least teacher similarity of a pair.")
     high: float = Field(0.8, ge=-1, le=1, description="tau_u: greatest teacher similarity.")
     combine: Literal["maximum", "sum"] = Field(
-        "maximum", description="The larger of this and the sum of all other objectives, or a sum."
+        "maximum",
+        description="maximum: the larger of this and the contrastive part (infonce and "
+        "soft_negative); all other objectives are added after it. sum: added like them.",
     )
 
     @model_validator(mode="after")
@@ -177,8 +182,11 @@ class Objectives(Settings):
         if not named:
             raise ValueError(f"name at least one objective: {', '.join(type(self).model_fields)}")
         regression = self.rank_regression
-        if named == {"rank_regression"} and regression and regression.combine == "maximum":
-            raise ValueError("rank_regression alone has no other to take the maximum with")
+        if regression and regression.combine == "maximum" and named.isdisjoint(CONTRASTIVE):
+            raise ValueError(
+                "rank_regression has no other to take the maximum with: add infonce, or set "
+                "rank_regression.combine: sum"
+            )
         return self
 
     @property
