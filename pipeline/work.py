@@ -3,6 +3,7 @@
 Nothing here knows about Ray; `pipeline/hosts.py` decides where these functions run.
 """
 
+import math
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -161,6 +162,8 @@ def publish_training(job: Job, training: Any, **more: Any) -> None:
                 "dev_spearman": result.progress.best_score,
                 "engine": engine.layout(),
             }
+            if training.warning:
+                stats["warning"] = training.warning
             job.publish(stats | more, job.store.put_files(job.folder, Path(local)))
     engine.barrier()
 
@@ -180,6 +183,8 @@ def make_training(job: Job, build_engine: Any, say: Say) -> None:
             say(_training_line(row), important="dev_spearman" in row)
     if writer:
         writer.close()
+    if is_first and training.warning:
+        say(f"WARNING: {training.warning}", important=True)
     publish_training(job, training)
 
 
@@ -191,7 +196,8 @@ def _training_line(row: dict[str, Any]) -> str:
         f"peak {row['peak_memory_gib']:.1f} GiB  ETA {clock(left)}"
     )
     if "dev_spearman" in row:
-        text += f"  dev Spearman {row['dev_spearman']:.2f}"
+        score = row["dev_spearman"]
+        text += f"  dev Spearman {score:.2f}" + " (no number, never chosen)" * math.isnan(score)
     return text
 
 

@@ -208,3 +208,51 @@ def test_warm_up_and_decay():
     assert rates[10] == 1.0
     assert rates[99] == pytest.approx(1 / 90)
     assert settings_of(warmup_ratio=0.0, learning_rate=1.0).learning_rate_at(0, 10) == 1.0
+
+
+def scored(monkeypatch, *means):
+    """Dev scores as given, evaluation by evaluation."""
+    import stages.train.loop
+
+    left = iter(means)
+    monkeypatch.setattr(stages.train.loop, "_dev_scores", lambda *_: {"dev": next(left)})
+
+
+NAN = float("nan")
+
+
+def test_a_dev_score_that_is_no_number_never_wins(data, student_folder, monkeypatch):
+    """Nor before the best, nor after it; and it is an evaluation without a better one."""
+    steady = dict(learning_rate=1e-3, schedule="constant", warmup_ratio=0.0)
+    weights = {}
+    for last in (10, 15):
+        scored(monkeypatch, 1.0, 2.0, 3.0)
+        weights[last] = run(data, student_folder, settings_of(max_steps=last, **steady)).weights
+    scored(monkeypatch, NAN, 75.0, NAN, NAN)
+    settings = settings_of(max_steps=20, **steady)
+    result = run(data, student_folder, settings)
+    assert (result.progress.best_score, result.progress.best_step) == (75.0, 10)
+    assert result.progress.evaluations_since_best == 2
+    assert same(result.weights, weights[10]) and not same(result.weights, weights[15])
+    dev = {"sts": [{"name": "dev", "path": "unused"}], "every_steps": 5, "patience": 2}
+    scored(monkeypatch, 75.0, NAN, NAN, 80.0)
+    assert run(data, student_folder, settings_of(dev=dev)).progress.step == 15
+
+
+def test_without_any_dev_score_the_last_step_is_the_result_and_that_is_said(
+    data, student_folder, monkeypatch
+):
+    from stages.train.loop import Training
+
+    settings = settings_of(max_steps=10)
+    undisturbed = run(data, student_folder, settings_of(max_steps=10, data_dev=False))
+    scored(monkeypatch, NAN, NAN)
+    chosen = StudentSettings(model=str(student_folder), pooling="mean", max_length=16, device="cpu")
+    built = build_student(chosen, settings.objectives, settings.seed, False)
+    training = Training(PlainEngine(built, settings), settings, data)
+    assert training.warning is None
+    assert len(list(training.rows())) == 10
+    result = training.trained
+    assert (result.progress.best_score, result.progress.best_step) == (None, 10)
+    assert same(result.weights, undisturbed.weights)
+    assert training.warning and "no evaluation gave a number" in training.warning

@@ -622,3 +622,30 @@ def test_a_continued_scheduler_decides_as_if_it_had_never_stopped(search, schedu
 def test_keys_do_not_depend_on_order():
     assert key_of({"a": 1, "b": 2}) == key_of({"b": 2, "a": 1})
     assert replace(trial("a"), score=1.0) != trial("a")
+
+
+def test_a_checkpoint_whose_metric_is_no_number_has_no_score():
+    """An earlier figure of the same training is not that of the checkpoint."""
+    assert score_of([[5, 50.0, 70.0]], "dev_spearman", 10) is None
+    assert score_of([[5, 50.0, 0.7]], "loss", 10) == 0.7
+
+
+def test_a_member_that_ends_without_a_number_never_wins(search):
+    from types import SimpleNamespace
+
+    from tune.controller import _MemberReports
+
+    found = search({RATE: {"uniform": [0.1, 0.3]}}, scheduler="population", trials=2)
+    log = TrialLog(found.store.root, "tune/x")
+    reports = _MemberReports(found, log, lambda text: None)
+    for name, rate, last in (("a", 0.1, {}), ("b", 0.2, {"value": 40.0})):
+        config = {"assignment": SimpleNamespace(member=name), RATE: rate}
+        member = SimpleNamespace(trial_id=name, config=config)
+        reports.on_trial_start(0, [], member)
+        reports.on_trial_result(0, [], member, {"step": 1, "progress": 50.0, "value": 70.0})
+        reports.on_trial_result(0, [], member, {"step": 2, "progress": 100.0, "done": True} | last)
+        reports.on_trial_complete(0, [], member)
+    ended = {trial.values[RATE]: trial for trial in log}
+    assert (ended[0.1].status, ended[0.1].score) == ("failed", None)
+    assert "no dev_spearman that is a number" in ended[0.1].reason
+    assert (ended[0.2].status, ended[0.2].score) == ("finished", 40.0)

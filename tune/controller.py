@@ -359,8 +359,8 @@ class _MemberReports(_NotSaved, Callback):
         job = self._search.job_of(values, seed)
         key = trial.trial_id
         last, curve = self._last.pop(key, {}), self._curves.pop(key, [])
-        if not (reason or curve):
-            reason = f"training measured no {self._search.settings.metric} that is a number"
+        if not (reason or "value" in last):  # an earlier figure is not what it ended with
+            reason = f"training ended with no {self._search.settings.metric} that is a number"
         self._log.add(Trial(
             fingerprint=f"{job.node.fingerprint}-{self._members[key]}", folder=job.folder,
             phase="population", values=values, seed=seed,

@@ -124,11 +124,14 @@ def curve_of(history: list[dict[str, Any]], metric: str) -> Curve:
 
 
 def score_of(curve: Curve, metric: str, best_step: int) -> float | None:
-    """The metric at the checkpoint that training chose; the last value of a loss."""
-    if not curve:
-        return None
+    """The metric at the checkpoint that training chose, or the last value of a loss.
+
+    None where it was no number there: an earlier one is not that checkpoint's.
+    """
+    if metric == "loss":
+        return curve[-1][2] if curve else None
     chosen = [value for step, _, value in curve if step == best_step]
-    return chosen[-1] if chosen and metric != "loss" else curve[-1][2]
+    return chosen[-1] if chosen else None
 
 
 def publish_result(job: Job, result: Job) -> None:

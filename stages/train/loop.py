@@ -136,11 +136,23 @@ class Training:
 
     @property
     def trained(self) -> Trained:
-        """The weights of the best evaluation, or the last step's where none is asked for."""
+        """The weights of the best evaluation, or the last step's where none gave a number."""
         if self._best is None:
             self._best = self.engine.backbone_weights()
             self.progress.best_step = self.progress.step
         return Trained(self._best, self.progress)
+
+    @property
+    def warning(self) -> str | None:
+        """What is to be said about the result as it is now."""
+        progress = self.progress
+        if progress.best_score is not None or not progress.evaluations_since_best:
+            return None
+        return (
+            f"no evaluation gave a number ({progress.evaluations_since_best} of them): all vectors "
+            "alike, or gold scores that are. The weights of the last step are the result. Look at "
+            "the loss and at train.dev; a lower train.learning_rate may help."
+        )
 
     def save(self, checkpoints: Checkpoints) -> None:
         """Publishes a checkpoint of the present step."""
@@ -179,7 +191,8 @@ class Training:
         progress = self.progress
         scores = _dev_scores(self.engine, self._data, self._dev_batches)
         mean = sum(scores.values()) / len(scores)
-        if progress.best_score is None or not mean <= progress.best_score:
+        # nan (all vectors alike, say) is no score: it never wins, not even over none
+        if math.isfinite(mean) and (progress.best_score is None or mean > progress.best_score):
             progress.best_score, progress.best_step = mean, progress.step
             progress.evaluations_since_best = 0
             self._best = self.engine.backbone_weights()
