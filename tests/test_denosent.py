@@ -63,15 +63,31 @@ def without_dropout(student):
 
 
 def test_golden_values(golden):
-    inputs = {k: torch.tensor(v) for k, v in golden["inputs"].items() if isinstance(v, list)}
-    inputs = {k: x.double() if x.is_floating_point() else x for k, x in inputs.items()}
-    u, v, hard = (inputs[name].double() for name in ("u", "v", "hard_negative"))
-    found = info_nce(cosines(u, v), golden["inputs"]["tau1"], cosines(u, hard))
-    assert float(found) == pytest.approx(golden["expected"]["infonce_hard_negative_tau1"], abs=1e-9)
-    ids = inputs["token_ids_pad0"]
-    total, count = token_cross_entropy(inputs["token_logits"][ids != 0], ids[ids != 0])
-    expected = golden["expected"]["denoising_token_cross_entropy"]
-    assert float(total / count) == pytest.approx(expected, abs=1e-6)  # logits become float32
+    inputs, expected = golden["inputs"], golden["expected"]
+    u, v, hard, logits = (
+        torch.tensor(inputs[name], dtype=torch.float64)
+        for name in ("u", "v", "hard_negative", "token_logits")
+    )
+    found = info_nce(cosines(u, v), inputs["tau1"], cosines(u, hard))
+    assert float(found) == pytest.approx(expected["infonce_hard_negative_tau1"], abs=1e-9)
+    ids = torch.tensor(inputs["token_ids_pad0"])
+    total, count = token_cross_entropy(logits[ids != 0], ids[ids != 0])
+    mean = float(total / count)
+    assert mean == pytest.approx(expected["denoising_token_cross_entropy"], abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_token_cross_entropy_equals_its_slow_twin(seed):
+    random = np.random.default_rng(seed)
+    logits, ids = 3 * random.standard_normal((9, 11)), random.integers(0, 11, 9)
+    total, count = token_cross_entropy(torch.tensor(logits), torch.tensor(ids))
+    rows = zip(logits, ids, strict=True)
+    assert float(total) == pytest.approx(
+        -sum(np.log(np.exp(row[one]) / np.exp(row).sum()) for row, one in rows), rel=1e-12
+    )
+    assert int(count) == 9
+    half, _ = token_cross_entropy(torch.tensor(logits).bfloat16(), torch.tensor(ids))
+    assert half.dtype == torch.float32
 
 
 def test_the_decoder_of_bert_base_has_the_papers_size_and_no_two_layers_start_alike():

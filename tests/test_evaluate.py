@@ -94,13 +94,14 @@ def _columns(path):
 
 
 def test_alignment_and_uniformity_equal_golden_values(golden, monkeypatch):
-    u, v = (unit_rows(np.array(golden["inputs"][name])) for name in ("u", "v"))
+    u, v = (np.array(golden["inputs"][name]) for name in ("u", "v"))
+    u, v = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (u, v))
     expected = golden["expected"]
-    assert alignment(u, v) == pytest.approx(expected["alignment_u_v"], rel=1e-5)
+    assert alignment(u, v) == pytest.approx(expected["alignment_u_v"], rel=1e-9)
     both = np.concatenate([u, v])
     for tile in (1024, 5):  # smaller tiles than rows: each pair still counts once
         monkeypatch.setattr("stages.evaluate.geometry.TILE_ROWS", tile)
-        assert uniformity(both) == pytest.approx(expected["uniformity_t2_u_and_v"], rel=1e-5)
+        assert uniformity(both) == pytest.approx(expected["uniformity_t2_u_and_v"], rel=1e-9)
 
 
 def test_geometry_takes_only_pairs_that_mean_the_same(tmp_path):
@@ -165,3 +166,14 @@ def test_factors_are_unit_rows_in_half_precision(teacher_folder):
     factors = np.load(io.BytesIO(embed(make_sentences(20))["factors.npy"]))
     assert factors.dtype == np.float16
     np.testing.assert_allclose(np.linalg.norm(factors.astype("f4"), axis=1), 1, atol=1e-3)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_alignment_and_uniformity_equal_their_slow_twins(seed):
+    u, v = np.random.default_rng(seed).standard_normal((2, 7, 5))
+    u, v = (np.array([x / np.sqrt(x @ x) for x in rows]) for rows in (u, v))
+    distances = [(x - y) @ (x - y) for x, y in zip(u, v, strict=True)]
+    assert alignment(u, v) == pytest.approx(np.mean(distances), rel=1e-11)
+    both = [*u, *v]
+    pairs = [np.exp(-2 * (x - y) @ (x - y)) for i, x in enumerate(both) for y in both[:i]]
+    assert uniformity(np.array(both)) == pytest.approx(np.log(np.mean(pairs)), rel=1e-11)
