@@ -27,12 +27,17 @@ def test_a_resolved_recipe_reads_back_the_same(tmp_path, tiny_recipe):
 @pytest.mark.parametrize("file", sorted(RECIPES.glob("*.yaml")), ids=lambda file: file.stem)
 def test_every_shipped_recipe_is_valid(file, monkeypatch):
     monkeypatch.setenv("SENTRAY_DATA", "/anywhere")
+    monkeypatch.setenv("SENTEVAL_DATA", "/anywhere")
     if "recipe" not in yaml.safe_load(file.read_text()):
         assert load_recipe(str(file)).name == file.stem
 
 
-def test_shipped_searches_have_the_settings_of_their_papers(data_folder, monkeypatch):
+def test_shipped_searches_have_the_settings_of_their_papers(data_folder, monkeypatch, tmp_path):
     monkeypatch.setenv("SENTRAY_DATA", str(data_folder))
+    monkeypatch.setenv("SENTEVAL_DATA", str(tmp_path))
+    years = [f"STS/STS{year}-en-test" for year in range(12, 17)]
+    for folder in ("SICK", "STS/STSBenchmark", *years):
+        (tmp_path / folder).mkdir(parents=True)
     sizes = {}
     for file in sorted(RECIPES.glob("*.yaml")):
         if "recipe" in yaml.safe_load(file.read_text()):
