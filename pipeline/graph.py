@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.fingerprint import fingerprint
 from pipeline.provenance import describe_model, describe_packages, describe_path
 from pipeline.recipe import Recipe, load_recipe
-from stages.encoder.settings import EncoderSettings, ModelSettings
+from stages.encoder.settings import EncoderSettings, ModelSettings, space_is_part_of_a_token
 from stages.errors import UserError
 from stages.evaluate.settings import EvaluateSettings, StsSettings
 from stages.negation import parser_versions
@@ -22,6 +22,9 @@ from stages.perturb.settings import BackTranslation, PerturbSettings
 # read, head and pooling run in float32.
 VERSIONS = {"sentences": 1, "translate": 1, "perturb": 2, "embed": 1, "corpus": 1, "ranks": 1,
             "tokens": 2, "train": 4, "evaluate": 1, "export": 2, "speed": 1}  # fmt: skip
+# Of encoders whose template has a space before the sentence that may be part of a token: until 1
+# that space was a token of its own. Others have no such mark: what they made is found as before.
+TEMPLATE_TOKENS = 2
 # Written by shard from a shard of their first input; these can be continued shard by shard.
 ROW_WISE = ("translate", "perturb", "embed", "ranks", "tokens")
 
@@ -126,7 +129,8 @@ class _Builder:
 
         identity, student = self._encoder(recipe.student)  # head and dropout included
         keys = ("model", "template", "second_template", "pooling", "max_length", "final_period")
-        tokenizer = {f"encoder.{key}": identity[f"encoder.{key}"] for key in keys}
+        names = [f"encoder.{key}" for key in (*keys, "template_tokens")]
+        tokenizer = {name: identity[name] for name in names if name in identity}
         inputs = _same("sentences") | student
         self._add("tokens", tokenizer, inputs, encoder_path="student")
         tokens = ["tokens"]
@@ -195,6 +199,8 @@ class _Builder:
         identity = settings.identity()
         identity.pop("revision")  # part of the model's description where it matters
         inputs = {}
+        if space_is_part_of_a_token(settings):
+            identity["template_tokens"] = TEMPLATE_TOKENS
         if settings.recipe_file is None:
             identity["model"] = describe_model(settings)
         else:

@@ -107,11 +107,15 @@ def _write_template_tokenizer(tokenizer: SentenceTokenizer, target: Path) -> Non
             for name, ids in parts.items()
         ],
     )
+    steps: list[Any] = []
     if tokenizer.settings.final_period != "keep":
         missing, added = FINAL_PERIOD[tokenizer.settings.final_period]
-        closing = normalizers.Replace(Regex(missing), added)
-        steps = [closing] if rust.normalizer is None else [closing, rust.normalizer]
-        rust.normalizer = normalizers.Sequence(steps)
+        steps.append(normalizers.Replace(Regex(missing), added))
+    if tokenizer.lead:
+        steps.append(normalizers.Prepend(tokenizer.lead))
+    if steps:
+        old_steps = [] if rust.normalizer is None else [rust.normalizer]
+        rust.normalizer = normalizers.Sequence([*steps, *old_steps])
     named = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
     special = {f"{name}_token": getattr(old, f"{name}_token", None) for name in named}
     # not the model's own class: some of them rebuild the post-processor when loaded

@@ -149,6 +149,37 @@ def model_folder(model: str) -> Path | None:
     return folder
 
 
+# Pre-tokenizers that drop white space, so that no token has any in it
+DROPS_SPACES = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
+
+
+def space_is_part_of_a_token(settings: EncoderSettings) -> bool:
+    """Whether the template's space before the sentence may be part of the sentence's first token.
+
+    So it is in byte-level tokenizers (RoBERTa) and in most SentencePiece ones. Read from the
+    model's files; of hub ids, which must be judged before anything is loaded, only those of
+    Google's BERT are known to have word pieces, and all others may.
+
+    Raises:
+        UserError: see `model_folder`.
+    """
+    template = settings.template
+    folder = model_folder(settings.model) if settings.recipe_file is None else None
+    if folder and template is None and (folder / "sentray.json").is_file():
+        template = json.loads((folder / "sentray.json").read_text()).get("template")
+    before = (template or "").partition("{sentence}")[0]
+    if before == before.rstrip():
+        return False
+    if folder is None:
+        return not settings.model.startswith(("google-bert/", "bert-"))
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return not (folder / "vocab.txt").is_file()
+    splitter = json.loads(file.read_text(encoding="utf-8")).get("pre_tokenizer") or {}
+    kinds = {one.get("type") for one in [splitter, *splitter.get("pretokenizers", [])]}
+    return not kinds & DROPS_SPACES
+
+
 def check_config(settings: EncoderSettings, config: dict[str, Any]) -> None:
     """Compares settings with a model's config.json, before anything heavy is loaded.
 

@@ -1,7 +1,8 @@
 """Text to token ids, with an optional prompt template assembled at id level.
 
 Assembling ids (not text) means that truncation shortens the sentence and never the template,
-and that a sentence's own tokens are the same with and without a template.
+and that a sentence's own tokens are the same with and without a template; but where a space is part
+of the next token (RoBERTa), the template's space before the sentence belongs to the sentence.
 """
 
 import re
@@ -41,6 +42,7 @@ class SentenceTokenizer:
         self._rust.no_padding()
         self._rust.no_truncation()
         self.prefix, self.suffix = self._special_tokens_around()
+        self.lead = ""  # what is put before a sentence's text, see `_set_template`
         self.room = settings.max_length
         if settings.template is not None:
             self._set_template(settings)
@@ -64,8 +66,16 @@ class SentenceTokenizer:
             template = template.replace("{mask}", self.pretrained.mask_token)
         before, after = template.split("{sentence}")
         self.mask_is_last = self.pretrained.mask_token not in before
-        self.prefix = self.prefix + self._rust.encode(before, add_special_tokens=False).ids
-        self.suffix = self._rust.encode(after, add_special_tokens=False).ids + self.suffix
+        first, bare = self._ids(before), self._ids(before.rstrip())
+        if first != bare:
+            # `' {sentence}`: tokenised apart it would be `Ġ' Ġ The`, in one text it is `Ġ' ĠThe`
+            self.lead, first = before[len(before.rstrip()) :], bare
+        self.prefix = self.prefix + first
+        self.suffix = self._ids(after) + self.suffix
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self._rust.encode(text, add_special_tokens=False).ids
+        return ids
 
     def _special_tokens_around(self) -> tuple[list[int], list[int]]:
         """What the tokenizer puts before and after a sentence, found with two of them.
@@ -104,11 +114,13 @@ class SentenceTokenizer:
         return [np.concatenate([around[0], row, around[1]]) for row in inner]
 
     def _closed(self, text: str) -> str:
-        """The text with its final period, as the setting asks."""
-        if self.settings.final_period == "keep" or not text:
+        """The text with its final period, as the setting asks, and the space before it."""
+        if not text:
             return text
-        missing, added = FINAL_PERIOD[self.settings.final_period]
-        return re.sub(missing.replace(r"\z", r"\Z"), added, text, count=1)
+        if self.settings.final_period != "keep":
+            missing, added = FINAL_PERIOD[self.settings.final_period]
+            text = re.sub(missing.replace(r"\z", r"\Z"), added, text, count=1)
+        return self.lead + text
 
 
 def load_tokenizer(settings: EncoderSettings) -> SentenceTokenizer:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from stages.encoder.tokenizer import SentenceTokenizer, load_tokenizer, pad
+from stages.errors import UserError
 from stages.evaluate.sts import StsSet
 from stages.rows import FactorRows, OwnedRows, TokenRows
 from stages.train.order import BatchOrder
@@ -70,8 +71,19 @@ class Batch:
 
 
 def view_tokenizers(settings: StudentSettings) -> list[SentenceTokenizer]:
-    """Tokenizer of view 1 and of view 2 (and 3): the same one with other templates."""
-    return [load_tokenizer(view) for view in settings.view_settings()]
+    """Tokenizer of view 1 and of view 2 (and 3): the same one with other templates.
+
+    Raises:
+        UserError: the views' sentences would not have the same tokens.
+    """
+    found = [load_tokenizer(view) for view in settings.view_settings()]
+    if len({tokenizer.lead for tokenizer in found}) > 1:
+        raise UserError(
+            "student.second_template: there is a space before {sentence} in one template and not "
+            f"in the other, and the tokenizer of model '{settings.model}' makes it part of the "
+            "sentence's first token; write both alike"
+        )
+    return found
 
 
 def view_names(objectives: Objectives) -> tuple[str, ...]:
