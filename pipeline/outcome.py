@@ -35,7 +35,8 @@ def make_corpus(job: Job, say: Say) -> None:
             return encoder.encode_unit(texts.take(rows))
     else:
         embedded = job.input(f"embed:{job.who}")
-        vectors_of = FactorRows(embedded.shard_paths("factors.npy"), rows_per_shard).take
+        paths = embedded.shard_paths("factors.npy")
+        vectors_of = FactorRows(paths, rows_per_shard, renormalise=False).take
     files, stats = corpus_files(vectors_of, sentences.manifest.num_rows, ranks, job.who)
     if stats["duplicate_vectors"] > ranks.corpus_size // 100:
         say(

@@ -27,14 +27,26 @@ def unit_rows(vectors: np.ndarray) -> np.ndarray:
     return np.asarray(vectors / np.maximum(norms, 1e-8))
 
 
+# What rounding to fp16 can do to the length of a unit vector: half a unit in the last of 11 bits
+FP16_ROUNDING = 2.0**-11
+
+
 class FactorRows:
     """A teacher's factor matrix F (N, D): what it scores a batch with is F F^T of its rows.
 
     On disk fp16 (an encoder's unit vectors, compressed rank vectors), or integer rank positions,
-    which become exact rank factors when read.
+    which become exact rank factors when read. Rounding changed the unit vectors' lengths, which
+    orders near sentences anew; they are scaled back when read. Compressed rank vectors are shorter
+    than 1 by what was cut off, which is more than rounding does, and stay so.
+
+    Args:
+        renormalise: False for rows as they were stored.
     """
 
-    def __init__(self, shards: Sequence[Path], rows_per_shard: int) -> None:
+    def __init__(
+        self, shards: Sequence[Path], rows_per_shard: int, renormalise: bool = True
+    ) -> None:
+        self._renormalise = renormalise
         self._shards = [np.load(path, mmap_mode="r", allow_pickle=False) for path in shards]
         self._rows_per_shard = rows_per_shard
         self.num_rows = sum(len(shard) for shard in self._shards)
@@ -48,7 +60,13 @@ class FactorRows:
         for shard in np.unique(shard_of):
             chosen = shard_of == shard
             out[chosen] = self._shards[shard][rows[chosen] - shard * self._rows_per_shard]
-        return rank_factor(out) if stored.kind == "u" else out.astype(np.float32)
+        if stored.kind == "u":
+            return rank_factor(out)
+        factors = out.astype(np.float32)
+        if self._renormalise:
+            norms = np.linalg.norm(factors, axis=1, keepdims=True)
+            factors /= np.where(np.abs(norms - 1) <= FP16_ROUNDING, norms, 1)
+        return factors
 
 
 class TokenRows:
