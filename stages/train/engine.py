@@ -67,8 +67,8 @@ class PlainEngine:
     def save(self, folder: Path) -> None:
         """Weights and AdamW moments as safetensors: nothing here is ever unpickled."""
         tensors = {f"model.{k}": v.contiguous() for k, v in self._named().items()}
-        for number, state in self._optimizer.state_dict()["state"].items():
-            for name, value in state.items():
+        for number, parameter in enumerate(self._parameters):
+            for name, value in self._optimizer.state[parameter].items():
                 tensors[f"adamw.{number}.{name}"] = value.reshape(-1) if value.ndim == 0 else value
         save_file(tensors, folder / "plain.safetensors")
 
@@ -84,8 +84,12 @@ class PlainEngine:
                 _, number, name = key.split(".")
                 kept = value.reshape(()) if name == "step" else value
                 state.setdefault(int(number), {})[name] = kept
+        # the file counts the student's parameters, the optimizer those of its groups
+        held = [p for group in self._optimizer.param_groups for p in group["params"]]
+        places = {id(parameter): place for place, parameter in enumerate(held)}
+        found = {places[id(self._parameters[number])]: one for number, one in state.items()}
         groups = self._optimizer.state_dict()["param_groups"]
-        self._optimizer.load_state_dict({"state": state, "param_groups": groups})
+        self._optimizer.load_state_dict({"state": found, "param_groups": groups})
 
     def _named(self) -> dict[str, Tensor]:
         """Parameters and buffers, each once: a tied one has two names in a state dict."""
@@ -199,10 +203,17 @@ def gather_rows(rows: Tensor) -> Tensor:
 
 
 def adamw(parameters: list[torch.nn.Parameter], settings: TrainSettings) -> torch.optim.AdamW:
-    """AdamW (0.9, 0.999, 1e-8), fused: 101 ms against 501 ms for 22.5 M parameters on 2 cores."""
-    return torch.optim.AdamW(
-        parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
-    )
+    """AdamW (0.9, 0.999, 1e-8), fused: 101 ms against 501 ms for 22.5 M parameters on 2 cores.
+
+    Weight decay spares biases and the weights of norms, all that are vectors.
+    """
+    decay = settings.weight_decay
+    groups: list[dict[str, Any]] = [{"params": parameters}]
+    if decay:
+        matrices = [p for p in parameters if p.ndim > 1]
+        vectors = [p for p in parameters if p.ndim <= 1]
+        groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, weight_decay=decay, fused=True)
 
 
 def cpu_copy(module: torch.nn.Module) -> dict[str, Tensor]:

@@ -230,7 +230,7 @@ class TrainSettings(Settings):
         "linear", description="After the warm-up: falling to 0, or staying."
     )
     warmup_ratio: float = Field(0.05, ge=0, lt=1, description="Share of steps with rising rate.")
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(0.0, ge=0, description="Not of biases and norms.")
     clip_norm: float = Field(1.0, gt=0, description="Largest global gradient norm.")
     precision: Literal["float32", "bfloat16"] = Field(
         "float32", description="bfloat16: autocast; weights, optimizer and losses stay float32."
