@@ -61,20 +61,23 @@ class Student(nn.Module):
     ) -> tuple[Tensor, Sums]:
         """Vectors (B, D) float32 and, in training, sum and count of each auxiliary loss.
 
-        Autocast stays inside, so losses see float32. In training the rows are V views of b
-        sentences each, one view after the other.
+        Autocast is for the transformers alone: what makes cosines of their states (pooling, bias,
+        head) and losses of those is float32. In training the rows are V views of b sentences
+        each, one view after the other.
 
         Args:
             masked: by auxiliary objective, masked copies of the first two views' ids and where.
         """
-        with torch.autocast(ids_BL.device.type, torch.bfloat16, enabled=self.autocast):
-            vectors_BD = self.encoder(ids_BL, mask_BL)
-            if not self.training:
-                return vectors_BD.float(), {}
-            if self._denoises:
-                vectors_BD = vectors_BD - self._template_bias(mask_BL)
-            vectors_BD = self.head(vectors_BD)
-            two = 2 * len(ids_BL) // len(self.views)
+        with self._autocast(ids_BL):
+            states_BLD = self.encoder.states(ids_BL, mask_BL)
+        vectors_BD = self.encoder.pool(states_BLD, ids_BL, mask_BL)
+        if not self.training:
+            return vectors_BD, {}
+        if self._denoises:
+            vectors_BD = vectors_BD - self._template_bias(mask_BL)
+        vectors_BD = self.head(vectors_BD)
+        two = 2 * len(ids_BL) // len(self.views)
+        with self._autocast(ids_BL):
             sums = {
                 name: module(
                     self.encoder,
@@ -83,7 +86,10 @@ class Student(nn.Module):
                 )
                 for name, module in self.auxiliary.items()
             }
-        return vectors_BD.float(), sums
+        return vectors_BD, sums
+
+    def _autocast(self, x: Tensor) -> torch.autocast:
+        return torch.autocast(x.device.type, torch.bfloat16, enabled=self.autocast)
 
     def _template_bias(self, mask_BL: Tensor) -> Tensor:
         """What the bare template gives where its end stands as far back as in each row (B, D).
@@ -101,7 +107,8 @@ class Student(nn.Module):
             positions_UP = torch.arange(prefix + suffix, device=rows.device).repeat(len(lengths), 1)
             positions_UP[:, prefix:] += lengths[:, None]
             everywhere = torch.ones_like(ids_UP)
-            states_UPD = self.encoder.states(ids_UP, everywhere, positions_UP)
+            with self._autocast(ids_UP):
+                states_UPD = self.encoder.states(ids_UP, everywhere, positions_UP)
             biases.append(self.encoder.pool(states_UPD, ids_UP, everywhere)[row_of])
         return torch.cat(biases)
 
