@@ -122,3 +122,16 @@ def test_a_missing_folder_is_named(monkeypatch, tmp_path, capsys):
     monkeypatch.delenv("SENTEVAL_DATA")
     assert main(["plan", str(RECIPES / "simcse-bert-base.yaml")]) != 0
     assert "SENTEVAL_DATA" in capsys.readouterr().err
+
+
+def test_denosent_reads_thirty_word_pieces_with_and_without_a_template():
+    for file in RECIPES.glob("denosent-*bert-base*.yaml"):
+        recipe = load_recipe(str(file))
+        around = 2 if recipe.student.template is None else 7  # special tokens and template
+        assert recipe.evaluate.max_length == recipe.student.max_length == 30 + around, file.stem
+
+
+@pytest.mark.parametrize("base", ["simcse", "sncse"])
+def test_the_released_base_encoder_reads_what_the_student_reads(base):
+    recipe = load_recipe(str(RECIPES / f"rankencoder-released-{base}-bert-base.yaml"))
+    assert recipe.teachers[0].max_length == recipe.student.max_length == 32

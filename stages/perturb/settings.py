@@ -15,8 +15,8 @@ from stages.errors import UserError
 from stages.sentences_settings import SourceKind
 from stages.settings import Settings, execution
 
-# The prompt of DenoSent's appendix asks for a paraphrase and for a sentence that contradicts or
-# has nothing to do with the given one.
+# As in DenoSent's appendix: a paraphrase, and a sentence that contradicts the given one or has nothing
+# to do with it. The appendix's prompt also asks for variety in length.
 PROMPT = """\
 Rewrite the sentence below in two ways.
 sentence1: a paraphrase that keeps its meaning in other words and another structure.

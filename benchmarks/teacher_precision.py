@@ -1,0 +1,51 @@
+"""What a teacher in bfloat16 costs its student: the same training with factors in either precision.
+
+    SENTRAY_DATA=/path/to/data PYTHONPATH=. python benchmarks/teacher_precision.py --seeds 1 2 3
+
+recipes/wiki-minilm.yaml, limited: 20,000 sentences, 60 steps of 128, weights of the last step. Only the precision in which the teacher embeds the sentences differs between the two rows; figures
+are paired by seed. Spearman x 100 on the test sets. Some 20 minutes on two cores.
+"""
+
+import argparse
+
+from spread import over_seeds
+from wiki_quality import RECIPE
+
+from pipeline.artifacts import ArtifactStore
+from pipeline.plan import artifact_folders
+from pipeline.recipe import load_recipe
+from pipeline.runner import collect_results, run
+
+LIMITS = ["sentences.limit=20000", "train.batch_size=128", "train.max_steps=60", "train.dev=null",
+          "evaluate.speed=false", "evaluate.num_bootstrap=0"]  # fmt: skip
+
+
+def scores(precision: str, seed: int, storage: str) -> dict[str, float]:
+    """The student's figures by test set."""
+    overrides = [*LIMITS, f"teachers.0.precision={precision}", f"train.seed={seed}"]
+    recipe = load_recipe(RECIPE, [*overrides, f"storage={storage}"])
+    run(recipe)
+    found = collect_results(ArtifactStore(recipe.storage), artifact_folders(recipe))["evaluations"]
+    return {name: entry["spearman"] for name, entry in found["after"]["sts"].items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--storage", default="runs")
+    options = parser.parse_args()
+    rows: dict[str, list[dict[str, float]]] = {"bfloat16": [], "float32": []}
+    for seed in options.seeds:
+        for precision, found in rows.items():
+            found.append(scores(precision, seed, options.storage))
+            found[-1]["mean"] = sum(found[-1].values()) / len(found[-1])
+            print(precision, seed, found[-1], flush=True)
+    for precision, found in rows.items():
+        print(f"{precision:<10}{over_seeds(found)}")
+    pairs = zip(rows["float32"], rows["bfloat16"], strict=True)
+    differences = [{name: a[name] - b[name] for name in a} for a, b in pairs]
+    print(f"{'difference':<10}{over_seeds(differences)}")
+
+
+if __name__ == "__main__":
+    main()
