@@ -2,8 +2,9 @@
 
     SENTRAY_DATA=/path/to/data PYTHONPATH=. python benchmarks/teacher_precision.py --seeds 1 2 3
 
-recipes/wiki-minilm.yaml, limited: 20,000 sentences, 60 steps of 128, weights of the last step. Only the precision in which the teacher embeds the sentences differs between the two rows; figures
-are paired by seed. Spearman x 100 on the test sets. Some 20 minutes on two cores.
+recipes/wiki-minilm.yaml, limited: 20,000 sentences, 60 steps of 128, weights of the last step. Only
+the precision in which the teacher embeds the sentences differs between the two rows; figures are
+paired by seed. Spearman x 100 on the test sets. Some 20 minutes on two cores.
 """
 
 import argparse

@@ -15,8 +15,8 @@ from stages.errors import UserError
 from stages.sentences_settings import SourceKind
 from stages.settings import Settings, execution
 
-# As in DenoSent's appendix: a paraphrase, and a sentence that contradicts the given one or has nothing
-# to do with it. The appendix's prompt also asks for variety in length.
+# As in DenoSent's appendix: a paraphrase, and a sentence that contradicts the given one or is about
+# something else. The appendix's prompt also asks for variety in length.
 PROMPT = """\
 Rewrite the sentence below in two ways.
 sentence1: a paraphrase that keeps its meaning in other words and another structure.
