@@ -57,10 +57,10 @@ def publish_rewrites(
         more: counts that are no shard's.
 
     Raises:
-        UserError: not one rewrite was kept.
+        UserError: not one rewrite was kept, or a shard is missing.
     """
     store = job.store
-    shards = store.finished_shards(job.folder).values()
+    shards = job.whole_shards()
     stats = added(
         json.loads(store.root.read(f"{job.folder}/{shard.files['stats.json'].path}"))
         for shard in shards
@@ -91,7 +91,7 @@ def make_pairs(job: Job, say: Say) -> None:
     source, where = source_of(job)
     assert source.pairs is not None
     sentences = job.input("sentences")
-    texts = (read_texts(sentences, shard.number) for shard in sentences.manifest.shards)
+    texts = (read_texts(sentences, shard.number) for shard in sentences.shards)
     pairs = PairFile(source.pairs, texts, job.recipe.sentences.unicode, f"{where}.pairs")
     store = RewriteStore(job)
     for number, rewrites in enumerate(pairs.shards()):

@@ -13,12 +13,17 @@ from stages.errors import UserError
 
 @dataclass(frozen=True)
 class Step:
-    """One node's state. `reason` is for people; done means that nothing is to do."""
+    """One node's state. `reason` is for people; done means that nothing is to do.
+
+    damage: what a published artifact lacks. Nothing can read it until it is made again; whether
+        that must be, who reads it knows.
+    """
 
     node: Node
     folder: str
     manifest: Manifest | None
     reason: str
+    damage: str | None = None
 
     @property
     def done(self) -> bool:
@@ -39,11 +44,19 @@ def make_plan(recipe: Recipe) -> list[Step]:
                 f"artifact {folder}: belongs to another fingerprint that starts alike "
                 f"({manifest.fingerprint}); choose another `storage` for one of the two"
             )
-        if manifest is not None:
-            reason = f"done, {_size(manifest)}"
-        else:
+        damage = None
+        if manifest is None:
             reason = _why(store, node, folder, steps, before)
-        steps[node.name] = Step(node, folder, manifest, reason)
+        else:
+            source = steps[next(iter(node.inputs.values()))] if node.kind in ROW_WISE else None
+            known = source.manifest if source is not None else None
+            damage = store.damage(
+                folder, manifest, [shard.number for shard in known.shards] if known else []
+            )
+            reason = f"done, {_size(manifest)}"
+            if damage is not None:
+                reason = f"damaged: {damage}; make it again with --force {node.name}"
+        steps[node.name] = Step(node, folder, manifest, reason, damage)
     return list(steps.values())
 
 
@@ -58,7 +71,8 @@ def _why(
     source = steps[next(iter(node.inputs.values()))] if node.kind in ROW_WISE else None
     if source is not None and source.manifest is not None:
         total = len(source.manifest.shards)
-        missing = total - len(store.finished_shards(folder))
+        finished = store.finished_shards(folder)
+        missing = sum(shard.number not in finished for shard in source.manifest.shards)
         if missing < total:
             return f"missing {missing} of {total} shards"
     checkpoints = [name for name in store.root.list(f"work/{folder}") if name.startswith("step-")]
@@ -118,11 +132,15 @@ def plan_text(recipe: Recipe, steps: list[Step]) -> str:
     place = max(len(step.folder) for step in steps)
     lines = [f"{recipe.name}: storage {recipe.storage}"]
     for step in steps:
-        mark = "=" if step.done else "+"
+        mark = "!" if step.damage else "=" if step.done else "+"
         lines.append(f" {mark} {step.node.name:<{width}}  {step.folder:<{place}}  {step.reason}")
         if not step.done and step.node.inputs:
             lines.append(f"   {'':<{width}}  reads {', '.join(step.node.inputs.values())}")
     lines += [f"warning: {warning}" for warning in recipe.warnings()]
     to_do = sum(not step.done for step in steps)
-    lines.append(f"{to_do} of {len(steps)} to do" if to_do else "nothing to do")
+    damaged = sum(step.damage is not None for step in steps)
+    lines.append(
+        (f"{to_do} of {len(steps)} to do" if to_do else "nothing to do")
+        + (f", {damaged} damaged" if damaged else "")
+    )
     return "\n".join(lines)

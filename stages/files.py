@@ -69,6 +69,14 @@ class Root:
             if not info.base_name.startswith((".tmp-", ".writable"))
         )
 
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Bytes of every file below `folder`, by its path inside it; one listing."""
+        selector = pafs.FileSelector(self.path(folder), allow_not_found=True, recursive=True)
+        with self._readable_errors():
+            found = self.fs.get_file_info(selector)
+        files = (info for info in found if info.type == pafs.FileType.File)
+        return {info.path.rpartition(f"/{folder}/")[2]: info.size for info in files}
+
     def write(self, name: str, data: bytes) -> None:
         """Writes a file whole.
 
