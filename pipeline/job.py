@@ -89,7 +89,7 @@ class Job:
             kind=self.node.kind,
             title=self.node.title,
             fingerprint=self.node.fingerprint,
-            identity=self.node.settings,
+            identity=self.recipe.unexpanded(self.node.settings),
             inputs=self.inputs,
             shards=store.whole_shards(self.folder, rows),
             files=files or {},

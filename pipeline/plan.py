@@ -9,6 +9,7 @@ from pipeline.graph import ROW_WISE, Node, build_graph
 from pipeline.history import last_settings
 from pipeline.recipe import Recipe
 from stages.errors import UserError
+from stages.files import masked_uri
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,9 @@ def _changes(node: Node, old: dict[str, Any] | None) -> list[str]:
     if old is None:
         return []
     found = []
-    for key in sorted(node.settings.keys() | old.keys()):
-        was, now = old.get(key), node.settings.get(key)
+    old, new = (node.recipe.unexpanded(settings) for settings in (old, node.settings))
+    for key in sorted(new.keys() | old.keys()):
+        was, now = old.get(key), new.get(key)
         if was != now:
             path = key.replace("encoder", node.encoder_path, 1) if node.encoder_path else key
             found += _difference(path, was, now)
@@ -130,7 +132,7 @@ def plan_text(recipe: Recipe, steps: list[Step]) -> str:
     """The plan as a table for a terminal."""
     width = max(len(step.node.name) for step in steps)
     place = max(len(step.folder) for step in steps)
-    lines = [f"{recipe.name}: storage {recipe.storage}"]
+    lines = [f"{recipe.name}: storage {masked_uri(recipe.storage)}"]
     for step in steps:
         mark = "!" if step.damage else "=" if step.done else "+"
         lines.append(f" {mark} {step.node.name:<{width}}  {step.folder:<{place}}  {step.reason}")

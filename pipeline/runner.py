@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from pipeline.artifacts import ArtifactStore
+from pipeline.document import hide_values
 from pipeline.graph import Node
 from pipeline.history import start_record
 from pipeline.job import Job, clock
@@ -216,7 +217,7 @@ class _Teller:
             now = time.monotonic()
             recent = now - self._last.get(node, 0.0) < SECONDS_BETWEEN_LINES
             if important or not recent:
-                self._out(f"{time.strftime('%H:%M:%S')}  {node:<16}  {text}")
+                self._out(f"{time.strftime('%H:%M:%S')}  {node:<16}  {hide_values(text)}")
                 self._last[node] = now
 
 
