@@ -15,13 +15,13 @@ import json
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pipeline.provenance import cache_folder
-from stages.errors import StorageError
+from stages.errors import StorageError, UserError
 from stages.files import Root
 
 MANIFEST = "manifest.json"
@@ -91,13 +91,45 @@ class ArtifactStore:
         return Manifest(**raw)
 
     def finished_shards(self, folder: str) -> dict[int, ShardRecord]:
-        """The ledger: shards whose record is there, published or not."""
+        """The ledger: shards whose record and data are there, published or not."""
         found = {}
-        for name in self.root.list(f"{folder}/shards"):
-            if name.removesuffix(".json").isdecimal():
-                record = _shard(json.loads(self.root.read(f"{folder}/shards/{name}")))
-                found[record.number] = record
+        sizes = self.root.sizes(folder)
+        for name in sizes:
+            if name.startswith("shards/") and name[7:].removesuffix(".json").isdecimal():
+                record = _shard(json.loads(self.root.read(f"{folder}/{name}")))
+                if not _gone(record.files.values(), sizes):
+                    found[record.number] = record
         return found
+
+    def whole_shards(self, folder: str, rows: Mapping[int, int]) -> list[ShardRecord]:
+        """The ledger's shards where it has all of them.
+
+        Args:
+            rows: number of rows of every shard, by its number.
+
+        Raises:
+            UserError: a shard is missing, or has another number of rows.
+        """
+        finished = self.finished_shards(folder)
+        shards = [finished[number] for number in sorted(rows) if number in finished]
+        _check_whole(folder, shards, rows)
+        return shards
+
+    def damage(self, folder: str, manifest: Manifest, numbers: Iterable[int] = ()) -> str | None:
+        """What a published artifact lacks, by one listing of its folder; no file is read.
+
+        Args:
+            numbers: of the shards that it should have.
+        """
+        lacking = sorted(set(numbers) - {shard.number for shard in manifest.shards})
+        if lacking:
+            return f"it lacks {_listed('shard', lacking)}"
+        records = [file for shard in manifest.shards for file in shard.files.values()]
+        gone = _gone([*records, *manifest.files.values()], self.root.sizes(folder))
+        if not gone:
+            return None
+        more = f" (and {len(gone) - 1} more)" if len(gone) > 1 else ""
+        return f"{gone[0]}{more} is gone or has another size"
 
     def put_shard(self, folder: str, number: int, files: dict[str, bytes], num_rows: int) -> None:
         """Stores one shard: data first, then its record."""
@@ -122,11 +154,22 @@ class ArtifactStore:
             for name in names
         }
 
-    def publish(self, folder: str, manifest: Manifest) -> None:
-        """Makes the artifact exist. A manifest that is already there stays."""
-        if not self.root.exists(f"{folder}/{MANIFEST}"):
-            text = json.dumps(asdict(manifest), indent=1)
-            self.root.write(f"{folder}/{MANIFEST}", text.encode())
+    def publish(self, folder: str, manifest: Manifest, rows: Mapping[int, int]) -> None:
+        """Makes the artifact exist, whole. A manifest that is already there stays.
+
+        Args:
+            rows: number of rows of every shard that it must have, by its number.
+
+        Raises:
+            UserError: a shard or a file of it is missing, or a shard has another number of rows.
+        """
+        if self.root.exists(f"{folder}/{MANIFEST}"):
+            return
+        _check_whole(folder, manifest.shards, rows)
+        if damage := self.damage(folder, manifest):
+            raise _not_whole(folder, damage)
+        text = json.dumps(asdict(manifest), indent=1)
+        self.root.write(f"{folder}/{MANIFEST}", text.encode())
 
     def forget(self, folder: str) -> None:
         """Removes an artifact, manifest first."""
@@ -139,11 +182,15 @@ class ArtifactStore:
         self.root.write(probe, b"")
         self.root.delete(probe)
 
-    def open(self, folder: str) -> "Artifact":
-        """A published artifact for reading; asserts that it is published."""
+    def open(self, folder: str, node: str | None = None) -> "Artifact":
+        """A published artifact for reading; asserts that it is published.
+
+        Args:
+            node: what the recipe at hand calls it, for messages.
+        """
         manifest = self.manifest(folder)
         assert manifest is not None, f"{folder} is not published"
-        return Artifact(self.root, folder, manifest)
+        return Artifact(self.root, folder, manifest, node)
 
 
 class Artifact:
@@ -153,17 +200,36 @@ class Artifact:
     size or time has changed.
     """
 
-    def __init__(self, root: Root, folder: str, manifest: Manifest) -> None:
+    def __init__(
+        self, root: Root, folder: str, manifest: Manifest, node: str | None = None
+    ) -> None:
         self._root = root
         self.folder = folder
         self.manifest = manifest
+        self._node = node
+        self._shards = {shard.number: shard for shard in manifest.shards}
+
+    @property
+    def shards(self) -> list[ShardRecord]:
+        """All shards: number i at place i.
+
+        Raises:
+            StorageError: there is a gap, so that a place would not be a number.
+        """
+        numbers = range(max(self._shards, default=-1) + 1)
+        if lacking := [number for number in numbers if number not in self._shards]:
+            raise self._damaged(f"it lacks {_listed('shard', lacking)}")
+        return [self._shards[number] for number in numbers]
 
     def shard_paths(self, name: str) -> list[Path]:
-        """Verified local paths of file `name` of every shard, in shard order."""
-        return [self._verified(shard.files[name]) for shard in self.manifest.shards]
+        """Verified local paths of file `name` of every shard, that of shard i at place i."""
+        return [self._verified(shard.files[name]) for shard in self.shards]
 
     def shard_path(self, number: int, name: str) -> Path:
-        return self._verified(self.manifest.shards[number].files[name])
+        """Verified local path of file `name` of the shard with this number."""
+        if number not in self._shards:
+            raise self._damaged(f"it lacks {_listed('shard', [number])}")
+        return self._verified(self._shards[number].files[name])
 
     def file_path(self, name: str) -> Path:
         """Verified local path of one file; a folder's files keep their places to each other."""
@@ -185,19 +251,50 @@ class Artifact:
                 try:
                     data = self._root.read(name)
                 except FileNotFoundError:
-                    raise self._damaged(record, "is gone") from None
+                    raise self._damaged(f"{record.path} is gone") from None
                 Root(str(local.parent)).write(local.name, data)
         if not local.exists():
-            raise self._damaged(record, "is gone")
+            raise self._damaged(f"{record.path} is gone")
         if not _holds(local, record):
-            raise self._damaged(record, "has changed")
+            raise self._damaged(f"{record.path} has changed since it was published")
         return local
 
-    def _damaged(self, record: FileRecord, what: str) -> StorageError:
-        return StorageError(
-            f"artifact {self.folder}: {record.path} {what} since it was published. "
-            f"Make it again with --force {self.manifest.stats['node']}"
+    def _damaged(self, what: str) -> StorageError:
+        # what its maker called it may be another node, or none, in the recipe at hand
+        mend = (
+            f"Make it again with --force {self._node}"
+            if self._node is not None
+            else f"To make it again, delete {self._root.path(self.folder)} and run its recipe"
         )
+        return StorageError(f"artifact {self.folder}: {what}. {mend}")
+
+
+def _gone(records: Iterable[FileRecord], sizes: Mapping[str, int]) -> list[str]:
+    """Paths of files that are not there, or with another size."""
+    return [record.path for record in records if sizes.get(record.path) != record.num_bytes]
+
+
+def _check_whole(folder: str, shards: Iterable[ShardRecord], rows: Mapping[int, int]) -> None:
+    found = {shard.number: shard.num_rows for shard in shards}
+    if lacking := sorted(rows.keys() - found.keys()):
+        raise _not_whole(folder, f"it lacks {_listed('shard', lacking)} of {len(rows)}")
+    for number, count in found.items():
+        if rows.get(number) != count:
+            wanted = rows.get(number, "none")
+            raise _not_whole(folder, f"shard {number} has {count} rows and should have {wanted}")
+
+
+def _not_whole(folder: str, what: str) -> UserError:
+    return UserError(
+        f"artifact {folder}: not published, since {what}; another run may have made it again "
+        "(--force) at the same time. What is finished is kept: run again to make the rest"
+    )
+
+
+def _listed(what: str, numbers: Sequence[int]) -> str:
+    """`shard 3`, or `shards 0, 1, ...` with at most ten numbers."""
+    shown = ", ".join(map(str, numbers[:10])) + (", ..." if len(numbers) > 10 else "")
+    return f"{what}{'s' if len(numbers) > 1 else ''} {shown}"
 
 
 # Files that this process has read and found right, with size and time of then: a process that

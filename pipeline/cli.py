@@ -13,7 +13,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return int(options.command(options))
     except UserError as error:
-        print(f"sentray: {error}", file=sys.stderr)
+        from pipeline.document import hide_values
+
+        print(f"sentray: {hide_values(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("sentray: stopped; run again to continue", file=sys.stderr)

@@ -1,6 +1,7 @@
 """A YAML file of settings: read, overridden, checked against its class, with errors for people.
 
-Strings may use ${VARIABLES}. An error names the file, the line where there is one, the setting and
+Strings may use ${VARIABLES}. What they stand for is neither saved nor printed: files and messages
+name the variable. An error names the file, the line where there is one, the setting and
 what to change; an unknown setting is met with the nearest one that exists.
 """
 
@@ -8,7 +9,7 @@ import copy
 import difflib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,8 +17,51 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from stages.errors import UserError
+from stages.settings import VARIABLE
 
 M = TypeVar("M", bound=BaseModel)
+# Strings that contain ${VARIABLES}, by setting path: (filled in, as written).
+Texts = dict[tuple[str, ...], tuple[str, str]]
+
+# What this process has filled in, by variable: messages come from anywhere, and must not show it.
+_FILLED: dict[str, str] = {}
+# Shorter values are parts of ordinary words, and no secrets.
+LEAST_HIDDEN = 4
+
+
+def hide_values(text: str) -> str:
+    """The text with ${NAME} in place of what this process has filled in for it."""
+    found = {
+        form: name
+        for name, value in _FILLED.items()
+        for form in (value, value.rstrip("/"), os.path.expanduser(value), os.path.abspath(value))
+        if len(value.rstrip("/")) >= LEAST_HIDDEN
+    }
+    for form in sorted(found, key=len, reverse=True):
+        text = text.replace(form, f"${{{found[form]}}}")
+    return text
+
+
+def with_texts(raw: Any, texts: Texts) -> Any:
+    """Plain data with strings as they were written, where they still are what was read."""
+    raw = copy.deepcopy(raw)
+    for path, (value, text) in texts.items():
+        *parents, last = path
+        place = _at(raw, parents)
+        if place is not None and _at(place, [last]) == value:
+            place[int(last) if isinstance(place, list) else last] = text
+    return raw
+
+
+def _at(raw: Any, path: Iterable[str]) -> Any:
+    for part in path:
+        if isinstance(raw, list) and part.isdecimal() and int(part) < len(raw):
+            raw = raw[int(part)]
+        elif isinstance(raw, dict):
+            raw = raw.get(part)
+        else:
+            return None
+    return raw
 
 
 class Document:
@@ -56,7 +100,7 @@ class Document:
             try:
                 value = yaml.load(text, Loader=_Loader)
             except (yaml.YAMLError, ValueError):
-                raise UserError(f"--set {override}: the value is not valid YAML") from None
+                raise UserError(f"--set {key}: the value is not valid YAML") from None
             assign(self.raw, key, value, f"--set {override}")
             self._lines[tuple(key.split("."))] = f"--set {key}"
 
@@ -85,10 +129,35 @@ class Document:
             section: where these settings are in the file, for messages.
         """
         try:
-            return model.model_validate(finish(_expand(self.raw, ())))
+            return model.model_validate(finish(_expand(self.raw, (), model)))
         except ValidationError as error:
-            messages = [_message(one, self._lines, model, section) for one in error.errors()]
+            messages = [self._message(one, model, section) for one in error.errors()]
             raise UserError(f"{self.title}: " + "\n".join(messages)) from None
+
+    def texts(self, settings: BaseModel) -> Texts:
+        """Where this document has ${VARIABLES}, for settings that were read from it."""
+        whole = settings.model_dump()
+        return {path: (_at(whole, path), text) for path, text in _variables(self.raw)}
+
+    def _message(self, error: Any, model: type[BaseModel], section: str) -> str:
+        where = tuple(str(part) for part in error["loc"])
+        nearest = next(
+            (where[:n] for n in range(len(where), 0, -1) if where[:n] in self._lines), None
+        )
+        place = f"{self._lines[nearest]}: " if nearest else ""
+        path = setting_path((section, *where) if section else where)
+        if error["type"] == "extra_forbidden":
+            known = list(_fields_at(model, where[:-1]))
+            close = difflib.get_close_matches(where[-1], known, n=1, cutoff=0.5)
+            hint = f"did you mean '{close[0]}'?" if close else f"known here: {', '.join(known)}"
+            return f"{place}{path}: unknown setting; {hint}"
+        if error["type"] == "missing":
+            return f"{place}{path}: this setting is missing"
+        if error["type"] == "value_error":
+            return f"{place}{path}: {hide_values(str(error['ctx']['error']))}"
+        written = _at(self.raw, where)
+        given = written if isinstance(written, str) else error["input"]
+        return f"{place}{path}: {error['msg']}, not {hide_values(repr(given))}"
 
 
 def assign(raw: Any, key: str, value: Any, who: str, create: bool = True) -> None:
@@ -162,20 +231,46 @@ def _list_place(items: list[Any], part: str, who: str) -> int:
     return int(part)
 
 
-def _expand(value: Any, where: tuple[str, ...]) -> Any:
+def _variables(value: Any, where: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Strings with ${VARIABLES}, with their setting paths."""
+    if isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _variables(item, (*where, str(key)))
+    elif isinstance(value, str) and VARIABLE.search(value):
+        yield where, value
+
+
+def _expand(value: Any, where: tuple[str, ...], model: type[BaseModel]) -> Any:
     if isinstance(value, dict):
-        return {key: _expand(item, (*where, str(key))) for key, item in value.items()}
+        return {key: _expand(item, (*where, str(key)), model) for key, item in value.items()}
     if isinstance(value, list):
-        return [_expand(item, (*where, str(number))) for number, item in enumerate(value)]
-    if isinstance(value, str):
-        for name in re.findall(r"\$\{(\w+)\}", value):
+        return [_expand(item, (*where, str(number)), model) for number, item in enumerate(value)]
+    if isinstance(value, str) and not _is_late(model, where):
+        for name in VARIABLE.findall(value):
             if name not in os.environ:
                 raise UserError(
                     f"{setting_path(where)}: the environment variable {name} is not set; "
                     f"set it, or write the path itself instead of ${{{name}}}"
                 )
+            _FILLED[name] = os.environ[name]
             value = value.replace(f"${{{name}}}", os.environ[name])
     return value
+
+
+def _is_late(model: type[BaseModel], where: tuple[str, ...]) -> bool:
+    """Whether ${VARIABLES} there are filled in by who uses them (stages.settings.late)."""
+    for part in where:
+        field = model.model_fields.get(part)
+        if field is None:  # the place in a list, the key of a mapping
+            continue
+        extra = field.json_schema_extra
+        if isinstance(extra, dict) and extra.get("late"):
+            return True
+        found = _settings_class(field.annotation)
+        if found is None:
+            return False
+        model = found
+    return False
 
 
 def setting_path(where: tuple[str, ...]) -> str:
@@ -184,25 +279,6 @@ def setting_path(where: tuple[str, ...]) -> str:
     for part in where:
         path += f"[{part}]" if part.isdigit() else f".{part}"
     return path.removeprefix(".") or "recipe"
-
-
-def _message(
-    error: Any, lines: dict[tuple[str, ...], str], model: type[BaseModel], section: str
-) -> str:
-    where = tuple(str(part) for part in error["loc"])
-    nearest = next((where[:n] for n in range(len(where), 0, -1) if where[:n] in lines), None)
-    place = f"{lines[nearest]}: " if nearest else ""
-    path = setting_path((section, *where) if section else where)
-    if error["type"] == "extra_forbidden":
-        known = list(_fields_at(model, where[:-1]))
-        close = difflib.get_close_matches(where[-1], known, n=1, cutoff=0.5)
-        hint = f"did you mean '{close[0]}'?" if close else f"known here: {', '.join(known)}"
-        return f"{place}{path}: unknown setting; {hint}"
-    if error["type"] == "missing":
-        return f"{place}{path}: this setting is missing"
-    if error["type"] == "value_error":
-        return f"{place}{path}: {error['ctx']['error']}"
-    return f"{place}{path}: {error['msg']}, not {error['input']!r}"
 
 
 def _fields_at(model: type[BaseModel], where: tuple[str, ...]) -> dict[str, Any]:

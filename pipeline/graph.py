@@ -215,7 +215,7 @@ class _Builder:
             return self._students[file]
         if file in self._above:
             raise UserError(f"recipe {file}: builds on its own student; use another model")
-        recipe = student_recipe(file, self._recipe.storage)
+        recipe = student_recipe(file, self._recipe.unexpanded(self._recipe.storage))
         known = {node.fingerprint: name for name, node in self._nodes.items()}
         names: dict[str, str] = {}
         nodes = build_graph(recipe, (*self._above, file))

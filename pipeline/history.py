@@ -14,7 +14,7 @@ from stages.files import Root
 
 
 def start_record(root: Root, recipe: Recipe, nodes: list[Node], folders: dict[str, str]) -> str:
-    """Writes the record of a starting run; returns its folder."""
+    """Writes the record of a starting run, ${VARIABLES} by name; returns its folder."""
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime()) + f"{time.time_ns() // 1000 % 10**6:06d}"
     folder = f"history/{recipe.name}/{stamp}"
     root.write(f"{folder}/recipe.yaml", dump_recipe(recipe).encode())
@@ -22,7 +22,11 @@ def start_record(root: Root, recipe: Recipe, nodes: list[Node], folders: dict[st
         if other.name != recipe.name:
             root.write(f"{folder}/recipe.{other.name}.yaml", dump_recipe(other).encode())
     record = {
-        node.name: {"folder": folders[node.name], "settings": node.settings} for node in nodes
+        node.name: {
+            "folder": folders[node.name],
+            "settings": node.recipe.unexpanded(node.settings),
+        }
+        for node in nodes
     }
     root.write(f"{folder}/run.json", json.dumps(record, indent=1).encode())
     return folder

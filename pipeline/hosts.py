@@ -265,12 +265,12 @@ def _perturb(job: Job, board: Any, say: Say) -> None:
             make_offline_rewriting(job, say)
     else:
         assert source.rewriting is not None
-        from stages.perturb.endpoint import read_key
+        from stages.perturb.endpoint import read_key, read_variables
 
-        key = read_key(source.rewriting)
+        key, variables = read_key(source.rewriting), read_variables(source.rewriting)
         # it waits for a network: no core is set aside for that
         with _asking(source.rewriting.model):
-            _task(_make_with, {"num_cpus": 0} | retries, job, board, make_rewriting, key)
+            _task(_make_with, {"num_cpus": 0} | retries, job, board, make_rewriting, key, variables)
 
 
 def _asking(model: str) -> threading.Lock:

@@ -1,12 +1,14 @@
 """One node to be made: its inputs, the encoders of its recipe, and how its result is published."""
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
-from pipeline.artifacts import Artifact, ArtifactStore, FileRecord, new_manifest
-from pipeline.graph import Node
+from pipeline.artifacts import Artifact, ArtifactStore, FileRecord, ShardRecord, new_manifest
+from pipeline.graph import ROW_WISE, Node
 from pipeline.recipe import Recipe
 from stages.encoder.settings import EncoderSettings
 
@@ -45,34 +47,57 @@ class Job:
         return f"work/{self.folder}"
 
     def input(self, name: str) -> Artifact:
-        return self.store.open(self.inputs[name])
+        return self.store.open(self.inputs[name], self.node.inputs.get(name))
 
     def inputs_of(self, kind: str) -> list[str]:
         """Names of the inputs of one kind, in the recipe's order."""
         return [name for name in self.inputs if name.partition(":")[0] == kind]
 
+    def expected_rows(self) -> dict[int, int]:
+        """Rows that every shard must have, by its number; of a row-wise node, its source's."""
+        if self.node.kind not in ROW_WISE:
+            return {}
+        source = row_source(self)
+        if self.node.kind == "tokens" and source.manifest.kind == "perturb":
+            column = "rewrites" if self.node.settings["column"] == "text" else "negatives"
+            paths = enumerate(source.shard_paths("stats.json"))
+            return {number: json.loads(path.read_text())[column] for number, path in paths}
+        return {shard.number: shard.num_rows for shard in source.shards}
+
+    def whole_shards(self) -> list[ShardRecord]:
+        """Finished shards of a row-wise node; raises UserError unless all of them are there."""
+        return self.store.whole_shards(self.folder, self.expected_rows())
+
     def publish(
         self,
         stats: dict[str, Any],
         files: dict[str, FileRecord] | None = None,
-        num_shards: int | None = None,
+        rows: Mapping[int, int] | None = None,
     ) -> None:
-        """Publishes shards 0 to `num_shards` - 1 of the ledger (null: all) and `files`."""
+        """Publishes the shards of the ledger and `files`: all of them, or nothing.
+
+        Args:
+            rows: number of rows of every shard that was made, by its number; null: those of the
+                source of a row-wise node, no shards of others.
+
+        Raises:
+            UserError: a shard is missing, or has another number of rows.
+        """
         store = self.store
-        shards = store.finished_shards(self.folder)
+        rows = self.expected_rows() if rows is None else rows
         manifest = new_manifest(
             kind=self.node.kind,
             title=self.node.title,
             fingerprint=self.node.fingerprint,
-            identity=self.node.settings,
+            identity=self.recipe.unexpanded(self.node.settings),
             inputs=self.inputs,
-            shards=[s for n, s in shards.items() if num_shards is None or n < num_shards],
+            shards=store.whole_shards(self.folder, rows),
             files=files or {},
             stats=stats | {"node": self.node.name},
             started=self.started,
             recipe=self.recipe.name,
         )
-        store.publish(self.folder, manifest)
+        store.publish(self.folder, manifest, rows)
         store.root.delete(self.work_folder)
 
     @property
@@ -129,10 +154,10 @@ def row_source(job: Job) -> Artifact:
 
 def missing_shards(job: Job) -> tuple[list[int], int]:
     """Shard numbers that a row-wise node still lacks, and how many there are in all."""
-    manifest = row_source(job).manifest
+    rows = job.expected_rows()
     finished = job.store.finished_shards(job.folder)
-    todo = [shard.number for shard in manifest.shards if shard.number not in finished]
-    return todo, len(manifest.shards)
+    found = {number: shard.num_rows for number, shard in finished.items()}
+    return [number for number in sorted(rows) if found.get(number) != rows[number]], len(rows)
 
 
 def corpus_arrays(corpus: Artifact) -> tuple[np.ndarray, np.ndarray | None]:
@@ -153,7 +178,7 @@ class TextRows:
         """Texts in the order asked for."""
         found: dict[int, str] = {}
         start = 0
-        for shard in self._sentences.manifest.shards:
+        for shard in self._sentences.shards:
             inside = rows[(rows >= start) & (rows < start + shard.num_rows)]
             if len(inside):
                 texts = read_texts(self._sentences, shard.number)

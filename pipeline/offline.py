@@ -12,6 +12,7 @@ from typing import Any
 from pipeline.job import Job, read_texts
 from stages.errors import UserError
 from stages.perturb.chat import Answer, Outcome, payload, read_answer
+from stages.perturb.endpoint import Secret, filled, read_variables
 from stages.perturb.journal import Journal, request_key
 from stages.perturb.settings import Rewriting
 
@@ -83,23 +84,24 @@ def processor(settings: Rewriting) -> Callable[[Any], Any]:
         raise UserError(
             "rewriting.engine vllm needs GPUs and this cluster has none; use an endpoint instead"
         )
+    variables = read_variables(settings)
     config = vLLMEngineProcessorConfig(
         model_source=settings.model,
-        engine_kwargs=dict(settings.engine_options),
+        engine_kwargs=filled(settings.engine_options, variables),
         concurrency=max(1, gpus // int(settings.engine_options.get("tensor_parallel_size", 1))),
         should_continue_on_error=True,
     )
-    return build_processor(config, preprocess=_Request(settings))
+    return build_processor(config, preprocess=_Request(settings, variables))
 
 
 class _Request:
     """A sentence's row as vLLM takes it."""
 
-    def __init__(self, settings: Rewriting) -> None:
-        self._settings = settings
+    def __init__(self, settings: Rewriting, variables: dict[str, Secret] | None = None) -> None:
+        self._settings, self._variables = settings, variables or {}
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         body = payload(self._settings, row["sentence"], [])
         messages = body.pop("messages")
         body.pop("model")
-        return row | {"messages": messages, "sampling_params": body}
+        return row | {"messages": messages, "sampling_params": filled(body, self._variables)}

@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline.artifacts import ArtifactStore
 from pipeline.job import Job, Say, TextRows, corpus_arrays, read_texts
-from pipeline.recipe import dump_recipe
+from pipeline.recipe import public_recipe
 from pipeline.table import results_table
 
 
@@ -116,7 +116,7 @@ def make_export(job: Job, say: Say) -> None:
     table = results_table(evaluations(job.inputs, job.store), None)
     sentences = job.input("sentences").manifest
     ranks = "corpus:after" in job.inputs
-    card = model_card(job.recipe.name, dump_recipe(job.recipe), sentences.stats, table, ranks)
+    card = model_card(job.recipe.name, public_recipe(job.recipe), sentences.stats, table, ranks)
     with tempfile.TemporaryDirectory() as local:
         target = Path(local) / "model"
         export_student(Path(settings.model), tokenizer, settings.max_length, card, target)

@@ -57,10 +57,10 @@ def publish_rewrites(
         more: counts that are no shard's.
 
     Raises:
-        UserError: not one rewrite was kept.
+        UserError: not one rewrite was kept, or a shard is missing.
     """
     store = job.store
-    shards = store.finished_shards(job.folder).values()
+    shards = job.whole_shards()
     stats = added(
         json.loads(store.root.read(f"{job.folder}/{shard.files['stats.json'].path}"))
         for shard in shards
@@ -91,13 +91,13 @@ def make_pairs(job: Job, say: Say) -> None:
     source, where = source_of(job)
     assert source.pairs is not None
     sentences = job.input("sentences")
-    texts = (read_texts(sentences, shard.number) for shard in sentences.manifest.shards)
+    texts = (read_texts(sentences, shard.number) for shard in sentences.shards)
     pairs = PairFile(source.pairs, texts, job.recipe.sentences.unicode, f"{where}.pairs")
     store = RewriteStore(job)
     for number, rewrites in enumerate(pairs.shards()):
         store.put(number, rewrites)
     if pairs.num_unknown:
-        say(f"{pairs.num_unknown:,} rows of {source.pairs.path} were left out", important=True)
+        say(f"{pairs.num_unknown:,} rows of {where}.pairs.path were left out", important=True)
     publish_rewrites(job, say, pairs.unknown, {"rows_left_out": pairs.num_unknown})
 
 
@@ -224,11 +224,12 @@ class OpenShards:
                 del self._open[number]
 
 
-def make_rewriting(job: Job, say: Say, key: Any) -> None:
+def make_rewriting(job: Job, say: Say, key: Any, variables: Any) -> None:
     """Asks a chat endpoint. One process is enough: it waits, and its limits hold for the stage.
 
     Args:
         key: the endpoint's key (stages.perturb.endpoint.Secret) or None.
+        variables: what ${VARIABLES} of `extra` stand for, as Secrets.
     """
     from stages.perturb.client import ChatClient
     from stages.perturb.journal import Journal
@@ -237,7 +238,9 @@ def make_rewriting(job: Job, say: Say, key: Any) -> None:
     assert source.rewriting is not None
     journal = Journal(job.store.root, ANSWERS, job.node.fingerprint[:16])
     shards = OpenShards(job)
-    client: ChatClient[tuple[int, int]] = ChatClient(source.rewriting, key, journal, say)
+    client: ChatClient[tuple[int, int]] = ChatClient(
+        source.rewriting, key, journal, say, variables=variables
+    )
     shards.add_all(client.run(shards.sentences()))
     publish_rewrites(job, say)
 

@@ -9,16 +9,22 @@ from pipeline.graph import ROW_WISE, Node, build_graph
 from pipeline.history import last_settings
 from pipeline.recipe import Recipe
 from stages.errors import UserError
+from stages.files import masked_uri
 
 
 @dataclass(frozen=True)
 class Step:
-    """One node's state. `reason` is for people; done means that nothing is to do."""
+    """One node's state. `reason` is for people; done means that nothing is to do.
+
+    damage: what a published artifact lacks. Nothing can read it until it is made again; whether
+        that must be, who reads it knows.
+    """
 
     node: Node
     folder: str
     manifest: Manifest | None
     reason: str
+    damage: str | None = None
 
     @property
     def done(self) -> bool:
@@ -39,11 +45,19 @@ def make_plan(recipe: Recipe) -> list[Step]:
                 f"artifact {folder}: belongs to another fingerprint that starts alike "
                 f"({manifest.fingerprint}); choose another `storage` for one of the two"
             )
-        if manifest is not None:
-            reason = f"done, {_size(manifest)}"
-        else:
+        damage = None
+        if manifest is None:
             reason = _why(store, node, folder, steps, before)
-        steps[node.name] = Step(node, folder, manifest, reason)
+        else:
+            source = steps[next(iter(node.inputs.values()))] if node.kind in ROW_WISE else None
+            known = source.manifest if source is not None else None
+            damage = store.damage(
+                folder, manifest, [shard.number for shard in known.shards] if known else []
+            )
+            reason = f"done, {_size(manifest)}"
+            if damage is not None:
+                reason = f"damaged: {damage}; make it again with --force {node.name}"
+        steps[node.name] = Step(node, folder, manifest, reason, damage)
     return list(steps.values())
 
 
@@ -58,7 +72,8 @@ def _why(
     source = steps[next(iter(node.inputs.values()))] if node.kind in ROW_WISE else None
     if source is not None and source.manifest is not None:
         total = len(source.manifest.shards)
-        missing = total - len(store.finished_shards(folder))
+        finished = store.finished_shards(folder)
+        missing = sum(shard.number not in finished for shard in source.manifest.shards)
         if missing < total:
             return f"missing {missing} of {total} shards"
     checkpoints = [name for name in store.root.list(f"work/{folder}") if name.startswith("step-")]
@@ -77,8 +92,9 @@ def _changes(node: Node, old: dict[str, Any] | None) -> list[str]:
     if old is None:
         return []
     found = []
-    for key in sorted(node.settings.keys() | old.keys()):
-        was, now = old.get(key), node.settings.get(key)
+    old, new = (node.recipe.unexpanded(settings) for settings in (old, node.settings))
+    for key in sorted(new.keys() | old.keys()):
+        was, now = old.get(key), new.get(key)
         if was != now:
             path = key.replace("encoder", node.encoder_path, 1) if node.encoder_path else key
             found += _difference(path, was, now)
@@ -116,13 +132,17 @@ def plan_text(recipe: Recipe, steps: list[Step]) -> str:
     """The plan as a table for a terminal."""
     width = max(len(step.node.name) for step in steps)
     place = max(len(step.folder) for step in steps)
-    lines = [f"{recipe.name}: storage {recipe.storage}"]
+    lines = [f"{recipe.name}: storage {masked_uri(recipe.storage)}"]
     for step in steps:
-        mark = "=" if step.done else "+"
+        mark = "!" if step.damage else "=" if step.done else "+"
         lines.append(f" {mark} {step.node.name:<{width}}  {step.folder:<{place}}  {step.reason}")
         if not step.done and step.node.inputs:
             lines.append(f"   {'':<{width}}  reads {', '.join(step.node.inputs.values())}")
     lines += [f"warning: {warning}" for warning in recipe.warnings()]
     to_do = sum(not step.done for step in steps)
-    lines.append(f"{to_do} of {len(steps)} to do" if to_do else "nothing to do")
+    damaged = sum(step.damage is not None for step in steps)
+    lines.append(
+        (f"{to_do} of {len(steps)} to do" if to_do else "nothing to do")
+        + (f", {damaged} damaged" if damaged else "")
+    )
     return "\n".join(lines)

@@ -61,8 +61,9 @@ def _check_rewrites(source: PerturbSettings, where: str, storage: str) -> None:
     if source.pairs is not None:
         next(read_table(pair_table(source.pairs, f"{where}.pairs")), None)
     if source.rewriting is not None:
-        from stages.perturb.endpoint import read_key
+        from stages.perturb.endpoint import read_key, read_variables
 
+        read_variables(source.rewriting)
         if source.rewriting.engine == "endpoint":
             read_key(source.rewriting)
         elif find_spec("vllm") is None:

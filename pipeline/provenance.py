@@ -14,7 +14,7 @@ from typing import Any
 
 from stages.encoder.settings import PACKAGE_PREFIX, ModelSettings, model_folder
 from stages.errors import UserError
-from stages.files import Root
+from stages.files import Root, masked_uri
 
 
 def cache_folder() -> Path:
@@ -34,7 +34,8 @@ def describe_path(path: str, setting: str) -> dict[str, Any]:
         files = sorted(p for p in place.rglob("*") if p.is_file() and not p.name.startswith("."))
         return {"files": {p.relative_to(place).as_posix(): digest(p) for p in files}}
     if not place.is_file():
-        raise UserError(f"{setting}: there is no file or folder {place}")
+        shown = masked_uri(path) if "://" in path else place
+        raise UserError(f"{setting}: there is no file or folder {shown}")
     kind = [suffix for suffix in place.suffixes if suffix != ".gz"][-1:]
     return {"sha256": digest(place), "kind": "".join(kind)}
 

@@ -12,8 +12,8 @@
 An encoder may be the student of another recipe (`model: recipe:simcse.yaml`, relative to this
 file): what it needs is then made in the same run, and shared with whoever needs the same.
 
-Strings may use ${VARIABLES}. `key.sub=value` overrides one setting; lists are addressed by number
-(`teachers.0.weight=2`).
+Strings may use ${VARIABLES}; whatever is saved names them. `key.sub=value` overrides one setting;
+lists are addressed by number (`teachers.0.weight=2`).
 """
 
 import os
@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
-from pipeline.document import Document
+from pipeline.document import Document, Texts, with_texts
 from stages.encoder.settings import RECIPE_PREFIX, EncoderSettings
 from stages.evaluate.settings import EvaluateSettings
 from stages.perturb.settings import PerturbSettings
@@ -32,6 +32,9 @@ from stages.sentences_settings import SentencesSettings
 from stages.settings import Settings, execution
 from stages.train.settings import StudentSettings, TrainSettings
 
+# Settings that name a file, a folder or a model, and those that no model card shows.
+PLACES = ("path", "dataset", "model")
+PRIVATE = ("storage", "base_url", "key_variable", "extra", "engine_options")
 NAME = r"^[a-z0-9][a-z0-9._-]*$"
 
 
@@ -57,6 +60,7 @@ class Recipe(Settings):
     student: StudentSettings
     train: TrainSettings
     evaluate: EvaluateSettings = EvaluateSettings()
+    _texts: Texts = PrivateAttr(default_factory=dict)
 
     @field_validator("teachers")
     @classmethod
@@ -106,6 +110,19 @@ class Recipe(Settings):
             )
         return self
 
+    def unexpanded(self, value: Any) -> Any:
+        """Identity as it is saved: strings that came from ${VARIABLES} as they were written."""
+        if isinstance(value, dict):
+            return {key: self.unexpanded(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self.unexpanded(item) for item in value]
+        texts = {filled: text for filled, text in self._texts.values() if filled}
+        return texts.get(value, value) if isinstance(value, str) else value
+
+    def plain(self) -> dict[str, Any]:
+        """All settings as plain data, defaults included, ${VARIABLES} as they were written."""
+        return dict(with_texts(self.model_dump(), self._texts))
+
     def warnings(self) -> list[str]:
         """Settings that have no effect together, said whenever the recipe is planned or run."""
         found = []
@@ -145,12 +162,41 @@ def load_recipe(path: str, overrides: list[str] | None = None) -> Recipe:
 
 def read_recipe(document: Document) -> Recipe:
     """The recipe that a document holds; relative paths are relative to the working folder."""
-    return document.read(Recipe, lambda raw: _absolute(raw, document.folder))
+    recipe = document.read(Recipe, lambda raw: _absolute(raw, document.folder))
+    recipe._texts = document.texts(recipe)
+    return recipe
 
 
 def dump_recipe(recipe: Recipe) -> str:
-    """The resolved recipe as YAML, defaults included."""
-    return str(yaml.safe_dump(recipe.model_dump(), sort_keys=False, allow_unicode=True, width=100))
+    """The resolved recipe as YAML, defaults included, ${VARIABLES} as they were written."""
+    return _yaml(recipe.plain())
+
+
+def public_recipe(recipe: Recipe) -> str:
+    """What a reader of the model card needs: methods and their settings, as YAML.
+
+    Nothing of this machine or its accounts: no storage or other execution settings, no endpoint
+    and what is sent to it beside the prompt, no folders (a file's or model's bare name only).
+    """
+    return _yaml(_public(with_texts(recipe.identity(), recipe._texts)))
+
+
+def _public(value: Any, key: str = "") -> Any:
+    if isinstance(value, dict):
+        kept = {k: _public(item, k) for k, item in value.items() if k not in PRIVATE}
+        return {k: item for k, item in kept.items() if item not in (None, [], {})}
+    if isinstance(value, list):
+        return [_public(item, key) for item in value]
+    if key in PLACES and isinstance(value, str):
+        prefix = RECIPE_PREFIX if value.startswith(RECIPE_PREFIX) else ""
+        place = value.removeprefix(prefix)
+        if prefix or place[:1] in ("/", "~", ".", "$") or "://" in place:
+            return prefix + place.partition("?")[0].rstrip("/").rpartition("/")[2]
+    return value
+
+
+def _yaml(raw: Any) -> str:
+    return str(yaml.safe_dump(raw, sort_keys=False, allow_unicode=True, width=100))
 
 
 def _absolute(value: Any, here: Path) -> Any:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from pipeline.artifacts import ArtifactStore
+from pipeline.document import hide_values
 from pipeline.graph import Node
 from pipeline.history import start_record
 from pipeline.job import Job, clock
@@ -63,6 +64,18 @@ def _named(given: str, by_name: dict[str, Any]) -> list[str]:
     return found
 
 
+def check_undamaged(steps: list[Step], nodes: list[Node], again: set[str]) -> None:
+    """Says before anything starts that these nodes would read an artifact that lacks something.
+
+    Raises:
+        UserError: an input lacks a shard or a file, and is not made `again`.
+    """
+    read = {name for node in nodes for name in node.inputs.values()} - again
+    for step in steps:
+        if step.damage and step.node.name in read:
+            raise UserError(f"{step.node.name}: {step.folder} is {step.reason}")
+
+
 def run(
     recipe: Recipe,
     address: str | None = None,
@@ -81,8 +94,12 @@ def run(
     """
     steps = make_plan(recipe)
     wanted, again = choose(steps, start, only, force or [])
+    check_undamaged(steps, [step.node for step in wanted], again)
     store = ArtifactStore(recipe.storage)
     folders = {step.node.name: step.folder for step in steps}
+    for step in steps:
+        if step.damage and step.node.name not in again:
+            out(f"warning: {step.node.name}: {step.folder} is {step.reason}")
     if not wanted:
         _link_student(recipe, store, folders["export"])
         return False
@@ -112,6 +129,7 @@ def make_nodes(recipe: Recipe, names: Iterable[str], out: Callable[[str], None])
             needed.update(step.node.inputs.values())
     folders = {step.node.name: step.folder for step in steps}
     wanted = [step.node for step in steps if step.node.name in needed and not step.done]
+    check_undamaged(steps, wanted, set())
     _make_steps(ArtifactStore(recipe.storage), folders, wanted, set(), out)
 
 
@@ -199,7 +217,7 @@ class _Teller:
             now = time.monotonic()
             recent = now - self._last.get(node, 0.0) < SECONDS_BETWEEN_LINES
             if important or not recent:
-                self._out(f"{time.strftime('%H:%M:%S')}  {node:<16}  {text}")
+                self._out(f"{time.strftime('%H:%M:%S')}  {node:<16}  {hide_values(text)}")
                 self._last[node] = now
 
 
@@ -232,7 +250,7 @@ def _link_student(recipe: Recipe, store: ArtifactStore, folder: str) -> None:
     link = store.root.local_path(f"students/{recipe.name}")
     if link is None or store.manifest(folder) is None:
         return
-    target = store.open(folder).folder_path("model")
+    target = store.open(folder, "export").folder_path("model")
     link.parent.mkdir(exist_ok=True)
     aside = link.with_name(f".{link.name}-{time.time_ns()}")
     aside.symlink_to(target)

@@ -12,6 +12,7 @@ from pipeline.plan import artifact_folders
 from pipeline.recipe import Recipe
 from pipeline.table import results_table
 from stages.errors import UserError
+from stages.files import masked_uri
 
 # of one sentence: enough to see how much they differ
 MAX_REWRITES_SHOWN = 3
@@ -31,8 +32,8 @@ def show(what: str, storage: str, num_rows: int) -> str:
     if record is None:
         known = ", ".join(store.root.list("history")) or "none"
         raise UserError(
-            f"show {what}: storage '{storage}' has neither such an artifact nor a run of that "
-            f"recipe (recipes run here: {known})"
+            f"show {what}: storage '{masked_uri(storage)}' has neither such an artifact nor "
+            f"a run of that recipe (recipes run here: {known})"
         )
     return _run(store, record)
 

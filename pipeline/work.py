@@ -29,6 +29,7 @@ def make_sentences(job: Job, say: Say) -> None:
     from stages.sentences import build_sentences
 
     store = job.store
+    rows: dict[int, int] = {}
     with tempfile.TemporaryDirectory() as local:
 
         def emit_file(name: str, data: bytes) -> None:
@@ -36,11 +37,11 @@ def make_sentences(job: Job, say: Say) -> None:
 
         def emit_shard(number: int, files: dict[str, bytes], num_rows: int) -> None:
             store.put_shard(job.folder, number, files, num_rows)
+            rows[number] = num_rows
             say(f"{number * job.recipe.sentences.rows_per_shard + num_rows:,} sentences")
 
         stats = build_sentences(job.recipe.sentences, emit_shard, emit_file)
-        num_shards = -(-stats["kept"] // job.recipe.sentences.rows_per_shard)
-        job.publish(stats, store.put_files(job.folder, Path(local)), num_shards)
+        job.publish(stats, store.put_files(job.folder, Path(local)), rows)
 
 
 class ShardWorker:
@@ -98,8 +99,12 @@ def training_data(job: Job) -> Any:
         found = []
         for source in job.recipe.perturb:
             name = f"tokens:{source.name}{suffix}"
-            places = [np.load(path) for path in job.input(name).shard_paths("owners.npy")]
-            owners = [place + number * rows_per_shard for number, place in enumerate(places)]
+            tokens = job.input(name)
+            owners = [
+                np.load(tokens.shard_path(shard.number, "owners.npy"))
+                + shard.number * rows_per_shard
+                for shard in tokens.shards
+            ]
             found.append((token_rows(name), np.concatenate(owners)))
         return OwnedRows(found) if found else None
 

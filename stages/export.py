@@ -141,7 +141,11 @@ print(load_student("path/to/this/folder").similarity(["one sentence"], ["another
 def model_card(
     name: str, recipe_yaml: str, data: dict[str, Any], table: str, has_ranks: bool
 ) -> str:
-    """Markdown: what the student is, what it learned from, its figures, its whole recipe."""
+    """Markdown: what the student is, what it learned from, its figures, its methods.
+
+    Args:
+        recipe_yaml: settings that a reader may see: no paths, addresses or accounts.
+    """
     ranks = RANKS_CARD if has_ranks else ""
     rejected = ", ".join(f"{count:,} {reason}" for reason, count in data["rejected"].items())
     return f"""---

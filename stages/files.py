@@ -7,6 +7,7 @@ publish an object only when its upload is closed, so the bytes are complete befo
 import errno
 import fcntl
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -18,15 +19,27 @@ from pyarrow import fs as pafs
 
 from stages.errors import StorageError, UserError
 
+# user:password@ in front of a bucket or host; the password may contain slashes and more @.
+CREDENTIALS = re.compile(r"^([\w+.-]+:/+)(?:[^/@?]*:.*@|[^/@?]*@)")
+SECRET_QUERY = re.compile(
+    r"([?&][^=&]*(?:key|secret|token|password|sig|credential)[^=&]*=)[^&]*", re.I
+)
+
+
+def masked_uri(uri: str) -> str:
+    """The address with *** in place of credentials, for messages."""
+    return SECRET_QUERY.sub(r"\1***", CREDENTIALS.sub(r"\1***@", uri))
+
 
 class Root:
     """A folder on some file system; every path is relative to it, with forward slashes."""
 
     def __init__(self, uri: str) -> None:
-        if "@" in uri.split("://", 1)[-1].split("/", 1)[0]:
+        if masked_uri(uri) != uri:
             raise UserError(
-                "storage: credentials do not belong into the address (it is saved with every "
-                "run); set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the like, instead"
+                f"storage '{masked_uri(uri)}': credentials do not belong into the address (it is "
+                "saved with every run); set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the "
+                "like, instead"
             )
         self.uri = uri
         try:
@@ -35,7 +48,7 @@ class Root:
             else:
                 self.fs, self.base = pafs.LocalFileSystem(), str(Path(uri).expanduser().absolute())
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise UserError(f"storage '{uri}': cannot be opened ({error})") from None
+            raise UserError(f"storage '{masked_uri(uri)}': cannot be opened ({error})") from None
         self.is_local = isinstance(self.fs, pafs.LocalFileSystem)
 
     def path(self, name: str) -> str:
@@ -68,6 +81,14 @@ class Root:
             for info in found
             if not info.base_name.startswith((".tmp-", ".writable"))
         )
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Bytes of every file below `folder`, by its path inside it; one listing."""
+        selector = pafs.FileSelector(self.path(folder), allow_not_found=True, recursive=True)
+        with self._readable_errors():
+            found = self.fs.get_file_info(selector)
+        files = (info for info in found if info.type == pafs.FileType.File)
+        return {info.path.rpartition(f"/{folder}/")[2]: info.size for info in files}
 
     def write(self, name: str, data: bytes) -> None:
         """Writes a file whole.
@@ -157,6 +178,7 @@ def _write_local(path: str, data: bytes) -> None:
 
 def storage_error(uri: str, error: OSError) -> StorageError:
     """What a failed write means to the person who chose the storage root."""
+    uri = masked_uri(uri)
     if error.errno == errno.ENOSPC:
         return StorageError(
             f"storage '{uri}': the disk is full. Finished shards are kept; "

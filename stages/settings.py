@@ -5,6 +5,7 @@ declared with `execution(...)`: devices, worker counts, paths and inference batc
 Settings classes import neither torch nor Ray, so that reading a recipe stays fast.
 """
 
+import re
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -15,6 +16,19 @@ def execution(default: Any = ..., *, description: str, **constraints: Any) -> An
     return Field(
         default, description=description, json_schema_extra={"execution": True}, **constraints
     )
+
+
+# How strings of a recipe name an environment variable: ${NAME}.
+VARIABLE = re.compile(r"\$\{(\w+)\}")
+
+
+def late(default: Any = ..., *, description: str, **constraints: Any) -> Any:
+    """Declares a field whose ${VARIABLES} are filled in when the work is done, not when it is read.
+
+    What they stand for is secret: the settings, and so everything that is saved or fingerprinted,
+    hold the names only.
+    """
+    return Field(default, description=description, json_schema_extra={"late": True}, **constraints)
 
 
 class Settings(BaseModel):

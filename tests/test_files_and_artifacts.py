@@ -20,7 +20,8 @@ def publish(store, folder, **changes):
         shards=list(store.finished_shards(folder).values()), files={}, stats={"node": "embed:x"},
         started=time.time(), recipe="r",
     )  # fmt: skip
-    store.publish(folder, new_manifest(**(settings | changes)))
+    manifest = new_manifest(**(settings | changes))
+    store.publish(folder, manifest, {shard.number: shard.num_rows for shard in manifest.shards})
 
 
 def test_an_artifact_exists_only_once_its_manifest_is_written(tmp_path):
@@ -41,8 +42,8 @@ def test_a_shard_changed_after_publication_is_noticed(tmp_path, damage):
     publish(store, "embed/x-1")
     path = store.open("embed/x-1").shard_path(0, "a.npy")
     path.write_bytes(b"date") if damage == "change" else path.unlink()
-    with pytest.raises(UserError, match="--force embed:x"):
-        store.open("embed/x-1").shard_paths("a.npy")
+    with pytest.raises(UserError, match="--force embed:mine"):
+        store.open("embed/x-1", "embed:mine").shard_paths("a.npy")
 
 
 def test_two_writers_of_one_artifact_do_not_spoil_each_other(tmp_path):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import mean
 from typing import Any, Literal
 
+from pipeline.document import hide_values
 from pipeline.job import Job
 from stages.errors import UserError
 from tune.load import Search
@@ -137,13 +138,14 @@ class Book:
             job = self.search.job_of(setting.values, seed)
         except UserError as error:
             name = f"{key_of(setting.values)}, seed {seed}"  # it never got a fingerprint
+            reason = hide_values(str(error))
             refused = Trial(
                 fingerprint=name, folder="", phase=self.phase, values=setting.values, seed=seed,
-                status="failed", metric=self.search.settings.metric, reason=str(error),
+                status="failed", metric=self.search.settings.metric, reason=reason,
                 ended=_now(),
             )  # fmt: skip
             known = self.log.get(name)
-            self._close(setting, known if known and known.reason == str(error) else refused)
+            self._close(setting, known if known and known.reason == reason else refused)
             return None
         known = known_trial(self.search, self.log, job, setting.values, seed, self.phase)
         if known is not None:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from statistics import mean
 
+from pipeline.document import hide_values
 from pipeline.job import clock
 from tune.book import Book
 from tune.load import Search
@@ -35,7 +36,8 @@ class LiveTable:
         failed = trial is not None and trial.status == "failed"
         if failed and trial is not None:
             self._clear(terminal)
-            self._out(f"failed: {values_text(trial.values)}, seed {trial.seed}: {trial.reason}")
+            reason = hide_values(trial.reason)
+            self._out(f"failed: {values_text(trial.values)}, seed {trial.seed}: {reason}")
         if not book.running or (now - self._last < wait and not failed):
             return
         self._last = now

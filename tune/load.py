@@ -3,9 +3,10 @@
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pipeline.artifacts import ArtifactStore
-from pipeline.document import Document, setting_path
+from pipeline.document import Document, setting_path, with_texts
 from pipeline.graph import Node, build_graph
 from pipeline.job import Job
 from pipeline.recipe import Recipe, read_recipe
@@ -47,12 +48,13 @@ class Search:
             base = Document(file, overrides)
         base.split("search")
         self.settings = section.read(SearchSettings, section="search")
+        self._texts = section.texts(self.settings)
         self.recipe = read_recipe(base)
         self.name = self.settings.name or self.recipe.name
         self.folder = f"tune/{self.name}"
         self.store = ArtifactStore(self.recipe.storage)
         self.space = Space(self.settings.space)
-        base.raw = self.recipe.model_dump()  # defaults are there too, and paths are absolute
+        base.raw = self.recipe.plain()  # defaults are there too, and paths are absolute
         self._base = base
         self._folders: dict[tuple[str, str], str] = {}
         self._settings: dict[str, str] = {}
@@ -64,6 +66,10 @@ class Search:
             raise UserError("search.scheduler population needs train.num_workers: 1")
         for name in self.space.dimensions:
             self._check_dimension(name)
+
+    def plain_settings(self) -> dict[str, Any]:
+        """The search's settings as plain data, ${VARIABLES} as they were written."""
+        return dict(with_texts(self.settings.model_dump(), self._texts))
 
     def _check_dimension(self, name: str) -> None:
         """Refuses what no trial can have: a wrong path, or a first or last value out of bounds."""

@@ -83,7 +83,7 @@ def run_search(search: Search, address: str | None, out: Callable[[str], None]) 
         root, who = search.store.root, f"search {search.name}"
         search.store.check_writable()
         stack.enter_context(root.held(f"{search.folder}/lock", who))
-        text = yaml.safe_dump(search.settings.model_dump(), sort_keys=False, allow_unicode=True)
+        text = yaml.safe_dump(search.plain_settings(), sort_keys=False, allow_unicode=True)
         root.write(f"{search.folder}/search.yaml", text.encode())
         log = TrialLog(root, search.folder)
         phases = _Phases(search, log, address, out, stack)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import Field, FiniteFloat, model_validator
 
 from pipeline.recipe import NAME
-from stages.settings import Settings
+from stages.settings import Settings, late
 
 # Settings that a training reads at every step.
 CHANGEABLE = (
@@ -123,7 +123,9 @@ class SearchSettings(Settings):
     name: str | None = Field(
         None, description="Folder under `tune/` of the storage; null: the recipe's.", pattern=NAME
     )
-    space: dict[str, Dimension] = Field(min_length=1)
+    space: dict[str, Dimension] = late(
+        min_length=1, description="Values of settings, by path; ${VARIABLES} stay in the log."
+    )
     searcher: Literal["grid", "random", "tpe"] | None = Field(
         None, description="tpe: Optuna's. null: grid if every setting has one, else random."
     )

@@ -8,10 +8,11 @@ those stopped early and failed too. A later line about the same trial replaces a
 import json
 import math
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from pipeline.artifacts import Manifest
+from pipeline.document import hide_values
 from pipeline.job import Job
 from stages.files import Root, storage_error
 from tune.space import Values
@@ -87,6 +88,7 @@ class TrialLog:
 
     def add(self, trial: Trial) -> None:
         """Keeps a trial, instead of what was known of it. Its line is on the disk afterwards."""
+        trial = replace(trial, reason=hide_values(trial.reason))
         self._keep(trial)
         if not self._root.is_local:  # no object store can append
             every = [*self._trials.values(), *self._begun.values()]

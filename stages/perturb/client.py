@@ -14,7 +14,7 @@ import asyncio
 import random
 import time
 import urllib.request
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -28,6 +28,7 @@ from stages.perturb.endpoint import (
     Secret,
     error_message,
     estimated_tokens,
+    filled,
     read_completion,
     retry_after_seconds,
 )
@@ -74,6 +75,7 @@ class ChatClient(Generic[Ref]):
     Args:
         journal: answers that are there are not asked for again; its owner's budget counts.
         say: takes a line of progress.
+        variables: what ${VARIABLES} in the settings' `extra` stand for.
     """
 
     def __init__(
@@ -83,9 +85,10 @@ class ChatClient(Generic[Ref]):
         journal: Journal,
         say: Callable[[str], None],
         patience: Patience = Patience(),
+        variables: Mapping[str, Secret] | None = None,
     ) -> None:
         self._settings, self._key, self._journal, self._say = settings, key, journal, say
-        self._patience = patience
+        self._patience, self._variables = patience, variables or {}
         self._limits = Limits(settings, journal.spent())
         self._url = settings.base_url.rstrip("/") + "/chat/completions"
         self._retries: asyncio.Queue[_Row[Ref]]
@@ -287,7 +290,9 @@ class ChatClient(Generic[Ref]):
         self, session: aiohttp.ClientSession, body: dict[str, Any]
     ) -> tuple[int, float | None, str]:
         """Status, Retry-After in seconds, and text of the answer."""
-        async with session.post(self._url, json=body, allow_redirects=False) as response:
+        async with session.post(
+            self._url, json=self._filled(body), allow_redirects=False
+        ) as response:
             data = bytearray()
             async for chunk in response.content.iter_chunked(1 << 16):
                 data += chunk
@@ -296,8 +301,15 @@ class ChatClient(Generic[Ref]):
             text = data.decode("utf-8", "replace")
             return response.status, retry_after_seconds(response.headers.get("Retry-After")), text
 
+    def _filled(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The request as it is sent; a `${...}` in a sentence stays as it is."""
+        extra = {key: body[key] for key in self._settings.extra if key in body}
+        return body | {key: filled(item, self._variables) for key, item in extra.items()}
+
     def _hidden(self, text: str) -> str:
-        return self._key.hide_in(text) if self._key else text
+        for secret in [*([self._key] if self._key else []), *self._variables.values()]:
+            text = secret.hide_in(text)
+        return text
 
     def _busy_for(self, retry_after: float | None) -> None:
         """429: all wait, as long as is asked for or longer each time."""
@@ -388,7 +400,7 @@ class ChatClient(Generic[Ref]):
             raise UserError(
                 f"model '{self._settings.model}' gave {self._unusable} answers and none was a JSON "
                 f"object with the field '{self._settings.rewrite_field}'; the last one began: "
-                f"{answer.text[:80]!r}. Change rewriting.prompt, fields or model."
+                f"{self._hidden(answer.text)[:80]!r}. Change rewriting.prompt, fields or model."
             )
 
     def _again(self, row: _Row[Ref], failed: bool) -> None:

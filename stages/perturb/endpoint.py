@@ -4,11 +4,13 @@ import email.utils
 import json
 import os
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from stages.errors import UserError
 from stages.perturb.chat import Answer
 from stages.perturb.settings import Rewriting
+from stages.settings import VARIABLE
 
 
 class Secret:
@@ -45,6 +47,36 @@ def read_key(settings: Rewriting) -> Secret | None:
             "endpoint's key there, or set key_variable: null if it needs none"
         )
     return Secret(value)
+
+
+def read_variables(settings: Rewriting) -> dict[str, Secret]:
+    """What the ${VARIABLES} of `extra` and `engine_options` stand for, from the environment.
+
+    Raises:
+        UserError: one of them is not set, or empty.
+    """
+    found = {}
+    for field in ("extra", "engine_options"):
+        for name in VARIABLE.findall(json.dumps(getattr(settings, field))):
+            if not os.environ.get(name):
+                raise UserError(
+                    f"rewriting.{field}: the environment variable {name} is not set, or empty"
+                )
+            found[name] = Secret(os.environ[name])
+    return found
+
+
+def filled(value: Any, variables: Mapping[str, Secret]) -> Any:
+    """Plain data with ${VARIABLES} filled in: only for what is sent, never for what is kept."""
+    if isinstance(value, dict):
+        return {key: filled(item, variables) for key, item in value.items()}
+    if isinstance(value, list):
+        return [filled(item, variables) for item in value]
+    if isinstance(value, str):
+        return VARIABLE.sub(
+            lambda found: variables[found[1]].reveal() if found[1] in variables else found[0], value
+        )
+    return value
 
 
 def estimated_tokens(body: dict[str, Any]) -> int:

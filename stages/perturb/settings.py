@@ -3,6 +3,7 @@
 A recipe may name several, and training draws one rewrite of a sentence at random.
 """
 
+import re
 import string
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from pydantic import Field, model_validator
 from stages.encoder.settings import ModelSettings
 from stages.errors import UserError
 from stages.sentences_settings import SourceKind
-from stages.settings import Settings, execution
+from stages.settings import VARIABLE, Settings, execution, late
 
 # As in DenoSent's appendix: a paraphrase, and a sentence that contradicts the given one or is about
 # something else. The appendix's prompt also asks for variety in length.
@@ -184,6 +185,38 @@ class Budget(Settings):
         return self
 
 
+CREDENTIAL_WORDS = {"authorization", "auth", "password", "passwd", "secret", "credential",
+                    "credentials", "bearer", "cookie", "apikey"}  # fmt: skip
+CREDENTIAL_PAIRS = re.compile(r"(api|access|private|secret|subscription|account|auth)_?keys?(_|$)")
+TEXT_TOKENS = {"bos", "eos", "pad", "unk", "sep", "cls", "mask", "stop", "start", "end", "image"}
+
+
+def _clear_credential(value: Any, inside: bool = False) -> str | None:
+    """Where a value that a header or account field is named after stands in clear text.
+
+    Args:
+        inside: whether a name above it says so.
+    """
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in items:
+            if (
+                found := _clear_credential(item, inside or _names_credential(str(key)))
+            ) is not None:
+                return f"{key}.{found}".rstrip(".")
+        return None
+    if not isinstance(value, str) or not value or VARIABLE.search(value):
+        return None
+    return "" if inside or re.match(r"(bearer|basic)\s+\S", value, re.IGNORECASE) else None
+
+
+def _names_credential(key: str) -> bool:
+    name = re.sub(r"[^a-z0-9]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).lower())
+    words = set(name.split("_"))
+    token = "token" in words and not words & TEXT_TOKENS
+    return token or bool(words & CREDENTIAL_WORDS) or bool(CREDENTIAL_PAIRS.search(name))
+
+
 class Rewriting(Settings):
     """A chat model writes the rewrites: behind an OpenAI-compatible endpoint, or vLLM on Ray."""
 
@@ -200,7 +233,11 @@ class Rewriting(Settings):
     )
     temperature: float = Field(1.0, ge=0)
     max_answer_tokens: int = Field(256, ge=1, description="Sent as max_tokens.")
-    extra: dict[str, Any] = Field({}, description="More fields of the request, as they are.")
+    extra: dict[str, Any] = late(
+        {},
+        description="More fields of the request, as they are. ${VARIABLES} are filled in when it "
+        "is sent: their names are part of the fingerprint, what they stand for is not.",
+    )
     max_answers: int = Field(
         3, ge=1, description="How often a sentence is asked for if answers cannot be used."
     )
@@ -217,7 +254,7 @@ class Rewriting(Settings):
     max_attempts: int = execution(
         6, ge=1, description="Tries of one request that fails while others are answered."
     )
-    engine_options: dict[str, Any] = Field(
+    engine_options: dict[str, Any] = late(
         {},
         description="vllm: options of its engine, such as max_model_len or quantization; they may "
         "change what it answers, so they are part of the fingerprint.",
@@ -228,7 +265,7 @@ class Rewriting(Settings):
     def _address_has_no_secret(self) -> "Rewriting":
         address = urlsplit(self.base_url)
         if address.scheme not in ("http", "https") or not address.netloc:
-            raise ValueError(f"base_url '{self.base_url}' is not an http(s) address")
+            raise ValueError("base_url is not an http(s) address such as http://localhost:8000/v1")
         if "@" in address.netloc or address.query:
             raise ValueError(
                 "credentials do not belong into base_url (it is saved with every run); put the key "
@@ -244,6 +281,16 @@ class Rewriting(Settings):
                 raise ValueError(
                     f"extra must not contain '{name}': it is set by model, prompt, temperature or "
                     "max_answer_tokens, or one plain answer a request is counted on"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _credentials_are_variables(self) -> "Rewriting":
+        for name in ("extra", "engine_options"):
+            if where := _clear_credential(getattr(self, name)):
+                raise ValueError(
+                    f"{name}.{where} looks like a credential, and {name} is saved with every run; "
+                    "put it into an environment variable and write ${NAME} here"
                 )
         return self
 
