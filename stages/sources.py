@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from stages.errors import UserError
+from stages.packages import need
 from stages.sentences_settings import SUFFIXES, SentencesSettings, SourceKind
 
 # A text line longer than this is dropped unread: no sentence is a megabyte.
@@ -132,10 +133,9 @@ def load_hub_dataset(name: str, split: str, file: str | None = None) -> Any:
     Raises:
         UserError: the extra is not installed, or the data set cannot be loaded.
     """
-    try:
-        import datasets
-    except ImportError:
-        raise UserError("Hugging Face data sets need a package: pip install datasets") from None
+    need("hub", f"data set '{name}'")
+    import datasets
+
     try:
         return datasets.load_dataset(name, data_files=file, split=split, streaming=True)
     except (OSError, ValueError) as error:

