@@ -1,5 +1,6 @@
 # make quickstart   sets up what the quickstart needs, then runs recipes/quickstart.yaml
-# make test         sets up the rest, then runs every test
+# make test         sets up the rest, then runs the tests
+# make test-all     make test, then the tests that it leaves out: long ones, and kills in every place
 # make lint         sets up the rest, then formatter, linter, type checker
 PYTHON ?= python3
 VENV := .venv
@@ -10,14 +11,17 @@ TORCH_CPU := torch==2.13.0
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # templates are no modules
 
-.PHONY: quickstart test lint
+.PHONY: quickstart test test-all lint
 .DEFAULT_GOAL := quickstart
 
 quickstart: $(VENV)/.quickstart
 	$(BIN)/sentray run recipes/quickstart.yaml
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests -m "not thorough"
+
+test-all: test
+	$(BIN)/python -m pytest tests -m thorough
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

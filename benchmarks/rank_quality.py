@@ -12,21 +12,14 @@ dev. What is done already is not done again.
 import argparse
 from pathlib import Path
 
+from measured import figures_of
 from spread import over_seeds
 
-from pipeline.artifacts import ArtifactStore
-from pipeline.plan import artifact_folders
-from pipeline.recipe import dump_recipe, load_recipe
-from pipeline.runner import collect_results, run
-from pipeline.table import title_of
+from pipeline.plan.plan import make_plan
+from pipeline.recipe.read import dump_recipe, load_recipe
+from pipeline.run.runner import run
 
 WAYS = {"exact": [], "256 dimensions": ["ranks.dimensions=256"]}
-
-
-def figures(result: dict) -> dict[str, float]:
-    """All figures of one encoder by column."""
-    found = {name: entry["spearman"] for name, entry in result["sts"].items()}
-    return found | {key: result["geometry"][key] for key in ("alignment", "uniformity")}
 
 
 def main() -> None:
@@ -35,7 +28,6 @@ def main() -> None:
     parser.add_argument("--storage", default="runs")
     parser.add_argument("--set", action="append", default=[], help="overrides of wiki-ranks.yaml")
     options = parser.parse_args()
-    store = ArtifactStore(options.storage)
     lines: dict[tuple[str, str], list[dict[str, float]]] = {}
     for seed in options.seeds:
         base = load_recipe("recipes/wiki-simcse.yaml", [f"train.seed={seed}"])
@@ -47,15 +39,14 @@ def main() -> None:
                          f"train.seed={seed}", f"teachers.0.model=recipe:{base_file}"]  # fmt: skip
             recipe = load_recipe("recipes/wiki-ranks.yaml", overrides)
             run(recipe)
-            folders = artifact_folders(recipe)
-            for who, result in collect_results(store, folders)["evaluations"].items():
-                lines.setdefault((way, who), []).append(figures(result))
-            corpus = store.manifest(folders["corpus:simcse"])
+            for who, found in figures_of(recipe).items():
+                lines.setdefault((way, who), []).append(found)
+            corpus = make_plan(recipe).nodes["corpus:simcse"].manifest
             assert corpus is not None
             error = {k: v for k, v in corpus.stats.get("error", {}).items() if k != "tenths"}
             print(way, "seed", seed, "error", error, flush=True)
     for (way, who), rows in lines.items():
-        print(f"{way:<15} {title_of(who):<24}{over_seeds(rows)}")
+        print(f"{way:<15} {who:<24}{over_seeds(rows)}")
 
 
 if __name__ == "__main__":

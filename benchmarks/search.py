@@ -21,8 +21,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pipeline.recipe import load_recipe
-from tune.load import Search
+from measured import train_stats
+
+from pipeline.recipe.read import load_recipe
+from tune.definition import Search
 
 FILE = "recipes/wiki-search.yaml"
 
@@ -124,18 +126,13 @@ def main() -> None:
 
 def dev_score(storage: Path, values: dict[str, float], options: argparse.Namespace) -> float:
     """What the command line's training of one setting reached."""
-    from pipeline.artifacts import ArtifactStore
-    from pipeline.plan import artifact_folders
-
     changes = [
         f"storage={storage}", "train.batch_size=64", f"train.max_steps={options.steps}",
         f"train.dev.every_steps={options.steps // 4}", "train.seed=1",
         *(f"{key}={value}" for key, value in values.items()),
     ]  # fmt: skip
     recipe = load_recipe("recipes/wiki-minilm.yaml", changes)
-    manifest = ArtifactStore(recipe.storage).manifest(artifact_folders(recipe)["train"])
-    assert manifest is not None
-    return float(manifest.stats["dev_spearman"])
+    return train_stats(recipe)["dev_spearman"]
 
 
 if __name__ == "__main__":

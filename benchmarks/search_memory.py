@@ -16,9 +16,9 @@ import psutil
 import yaml
 
 from tests.conftest import make_model, make_sentences, write_sts
-from tune.book import Book
-from tune.load import Search
-from tune.search import run_search
+from tune.definition import Search
+from tune.phases import run_search
+from tune.trial_queue import TrialQueue
 from tune.trials import Trial, TrialLog
 
 
@@ -54,11 +54,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as local:
         folder = Path(local)
         search = Search(write_recipe(folder, options.trials))
-        end = Book.end
+        end = TrialQueue.end
 
-        def counted(book: Book, fingerprint: str, **facts: object) -> Trial:
-            trial = end(book, fingerprint, **facts)
-            number = sum(1 for _ in book.log)
+        def counted(queue: TrialQueue, fingerprint: str, **facts: object) -> Trial:
+            trial = end(queue, fingerprint, **facts)
+            number = sum(1 for _ in queue.log)
             if number % options.every == 0:
                 memory = psutil.Process().memory_info().rss / 2**20
                 files = [path for path in (folder / "runs").rglob("*") if path.is_file()]
@@ -71,7 +71,7 @@ def main() -> None:
                 )
             return trial
 
-        Book.end = counted  # type: ignore[method-assign]
+        TrialQueue.end = counted  # type: ignore[method-assign]
         run_search(search, None, lambda line: None)
         overhead = [t.overhead_seconds for t in TrialLog(search.store.root, search.folder)]
     overhead.sort()

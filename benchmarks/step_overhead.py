@@ -20,7 +20,7 @@ import torch
 
 from stages.rows import FactorRows, TokenRows, npy_bytes
 from stages.train.engine import PlainEngine
-from stages.train.loop import train
+from stages.train.loop import Training
 from stages.train.settings import StudentSettings, TrainSettings
 from stages.train.student import build_student
 from stages.train.views import TrainingData
@@ -100,7 +100,8 @@ def paired_ratios(
         for name in sorted(variants, reverse=bool(turn % 2)):
             settings, engine = variants[name]
             start = time.perf_counter()
-            train(engine, settings, data)
+            for _ in Training(engine, settings, data).rows():
+                pass
             seconds[name].append((time.perf_counter() - start) / options.steps)
     ratios = np.array(seconds["with"][1:]) / np.array(seconds["without"][1:])
     return ratios, 1000 * float(np.median(seconds["without"][1:]))

@@ -14,13 +14,12 @@ import gzip
 import os
 
 import numpy as np
+from measured import figures_of
 from spread import over_seeds
 from wiki_quality import RECIPE
 
-from pipeline.artifacts import ArtifactStore
-from pipeline.plan import artifact_folders
-from pipeline.recipe import load_recipe
-from pipeline.runner import collect_results, run
+from pipeline.recipe.read import load_recipe
+from pipeline.run.runner import run
 from stages.encoder.model import load_for_inference
 from stages.rows import unit_rows
 
@@ -58,8 +57,7 @@ def scores(precision: str, seed: int, storage: str) -> dict[str, float]:
     overrides = [*LIMITS, f"teachers.0.precision={precision}", f"train.seed={seed}"]
     recipe = load_recipe(RECIPE, [*overrides, f"storage={storage}"])
     run(recipe)
-    found = collect_results(ArtifactStore(recipe.storage), artifact_folders(recipe))["evaluations"]
-    return {name: entry["spearman"] for name, entry in found["after"]["sts"].items()}
+    return figures_of(recipe)["student after"]
 
 
 def main() -> None:

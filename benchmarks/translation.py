@@ -29,8 +29,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from stages.perturb.settings import BackTranslation, TranslationModel
-from stages.perturb.translate import Translator
+from stages.rewrite.settings import BackTranslation, TranslationModel
+from stages.rewrite.translate import Translator
 
 VOCABULARY = 58_101
 

@@ -13,12 +13,11 @@ chosen on STS-B dev. About an hour and a half on two cores.
 
 import argparse
 
+from measured import figures_of, train_stats
 from spread import over_seeds
 
-from pipeline.artifacts import ArtifactStore
-from pipeline.plan import artifact_folders
-from pipeline.recipe import Recipe, load_recipe
-from pipeline.runner import collect_results, run
+from pipeline.recipe.read import load_recipe
+from pipeline.run.runner import run
 
 RECIPE = "recipes/wiki-minilm.yaml"
 LISTMLE = "{infonce: {}, consistency: {}, listmle: {student_temperature: 0.025}}"
@@ -29,20 +28,6 @@ METHODS = {
     "ListNet, dropout 0": [],
     "ListMLE, dropout 0": [f"train.objectives={LISTMLE}"],
 }
-
-
-def results_of(recipe: Recipe) -> tuple[dict[str, dict[str, float]], float]:
-    """Spearman by encoder and set, and the dev score of the chosen checkpoint."""
-    store = ArtifactStore(recipe.storage)
-    folders = artifact_folders(recipe)
-    manifest = store.manifest(folders["train"])
-    assert manifest is not None
-    found = collect_results(store, folders)["evaluations"]
-    scores = {
-        who: {name: entry["spearman"] for name, entry in result["sts"].items()}
-        for who, result in found.items()
-    }
-    return scores, manifest.stats["dev_spearman"]
 
 
 def main() -> None:
@@ -56,10 +41,10 @@ def main() -> None:
             overrides = [*changes, f"train.seed={seed}", f"storage={options.storage}"]
             recipe = load_recipe(RECIPE, [*overrides, "evaluate.speed=false"])
             run(recipe)
-            scores, dev = results_of(recipe)
-            lines.setdefault(method, []).append(scores["after"] | {"STS-B dev": dev})
+            scores, dev = figures_of(recipe), train_stats(recipe)["dev_spearman"]
+            lines.setdefault(method, []).append(scores["student after"] | {"STS-B dev": dev})
             print(method, seed, lines[method][-1], flush=True)
-    for who in ("before", "minilm"):
+    for who in ("student before", "minilm"):
         print(f"{who:<18}" + "".join(f"{n} {v:.2f}   " for n, v in scores[who].items()))
     for method, rows in lines.items():
         print(f"{method:<18}{over_seeds(rows)}")

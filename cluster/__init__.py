@@ -1,4 +1,4 @@
-"""Submitting recipes to Ray clusters (jobs, KubeRay, SLURM). Nothing is implemented here yet.
+"""A placeholder: submitting recipes to a Ray cluster (jobs, KubeRay, SLURM) is not there yet.
 
-Joining an existing cluster (`sentray run --address ...`) is `pipeline/hosts.py`.
+`sentray run --address HOST:PORT` joins a cluster that runs already: pipeline/run/session.py.
 """

@@ -13,7 +13,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return int(options.command(options))
     except UserError as error:
-        from pipeline.document import hide_values
+        from stages.variables import hide_values
 
         print(f"sentray: {hide_values(str(error))}", file=sys.stderr)
         return 2
@@ -23,12 +23,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from pipeline.recipe import load_recipe
-    from pipeline.runner import run
+    from pipeline.recipe.read import load_recipe
+    from pipeline.run.runner import run
 
     recipe = load_recipe(options.recipe, options.set)
     busy = run(recipe, options.address, options.start, options.only, options.force)
-    from pipeline.show import show_result
+    from pipeline.report.show import show_result
 
     if not busy:
         print(f"{recipe.name}: nothing to do")
@@ -37,18 +37,17 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from pipeline.plan import make_plan, plan_text
-    from pipeline.recipe import load_recipe
+    from pipeline.plan.plan import make_plan, plan_text
+    from pipeline.recipe.read import load_recipe
 
-    recipe = load_recipe(options.recipe, options.set)
-    print(plan_text(recipe, make_plan(recipe)))
+    print(plan_text(make_plan(load_recipe(options.recipe, options.set))))
     return 0
 
 
 def _tune(options: argparse.Namespace) -> int:
-    from tune.load import Search
+    from tune.definition import Search
+    from tune.phases import run_search
     from tune.report import outcome_text, write_report
-    from tune.search import run_search
 
     search = Search(options.recipe, options.set)
     outcome = run_search(search, options.address, lambda line: print(line, flush=True))
@@ -58,9 +57,9 @@ def _tune(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from pipeline.show import show
+    from pipeline.report.show import show
 
-    print(show(options.what, options.storage, options.rows))
+    print(show(options.what, options.storage, options.rows, options.plugin))
     return 0
 
 
@@ -123,6 +122,10 @@ def _parser() -> argparse.ArgumentParser:
     show = commands.add_parser("show", help="describe a run or an artifact")
     show.add_argument("what", help="a recipe's name, or an artifact such as embed/minilm-3f9a1c2b")
     show.add_argument("--storage", default="runs", help="storage root (default: runs)")
+    show.add_argument(
+        "--plugin", action="append", default=[], metavar="PACKAGE",
+        help="a plug-in that made the artifact, to show a sample of it",
+    )  # fmt: skip
     show.add_argument("--rows", type=int, default=5, help="rows of the sample (default: 5)")
     show.set_defaults(command=_show)
     similarity = commands.add_parser("similarity", help="similarity of two sentences")

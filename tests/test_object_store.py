@@ -6,12 +6,12 @@ from functools import partial
 import numpy as np
 import pytest
 
-from pipeline.artifacts import ArtifactStore
+from pipeline.store.artifacts import ArtifactStore
 from stages.errors import UserError
 from stages.files import Root
 from stages.train.checkpoint import Checkpoints
-from tests.conftest import Sentray
-from tests.test_files_and_artifacts import publish
+from tests.pipeline.store.test_artifacts import publish
+from tests.support.recipes import setting
 
 
 @pytest.fixture(scope="module")
@@ -64,10 +64,8 @@ def test_artifacts_and_checkpoints_on_s3(bucket, tmp_path):
     assert found == [b"15"]
 
 
-@pytest.mark.slow
-def test_a_whole_run_on_s3(bucket, tmp_path, ray_cluster, tiny_recipe):
-    sentray = Sentray(tmp_path, ray_cluster)
-    recipe = tiny_recipe(storage=bucket.format("run"), evaluate__speed=False)
+def test_a_whole_run_on_s3(bucket, tmp_path, sentray, tiny_recipe):
+    recipe = tiny_recipe(setting("storage", bucket.format("run")), "evaluate.speed=false")
     file = sentray.recipe_file(recipe)
     out = sentray("run", file)
     assert "student after" in out

@@ -1,16 +1,16 @@
 """The published settings on SentEval's files: the papers' test sets, in the papers' splits."""
 
 import re
-from pathlib import Path
 
 import pytest
 import yaml
 
 from pipeline.cli import main
-from pipeline.recipe import load_recipe
+from pipeline.recipe.read import load_recipe
 from stages.evaluate.sts import load_sts
+from tests.support import REPOSITORY
 
-RECIPES = Path(__file__).parent.parent / "recipes"
+RECIPES = REPOSITORY / "recipes"
 READABLE = [
     file
     for file in sorted(RECIPES.glob("*.yaml"))

@@ -4,12 +4,13 @@ import html
 from statistics import mean, stdev
 from typing import Any
 
-from pipeline.recipe import dump_recipe
-from pipeline.report import STYLE, new_figure, svg_text
-from pipeline.table import aligned, results_table
-from tune.live import shown, shown_score, values_text
-from tune.search import Outcome, Ranked, counted
-from tune.space import add_known, new_study
+from pipeline.recipe.read import dump_recipe
+from pipeline.report.page import STYLE
+from pipeline.report.plots import new_figure, svg_text
+from pipeline.report.table import aligned, results_table
+from tune.phases import Outcome, Ranked, counted
+from tune.progress import shown, shown_score, values_text
+from tune.searchers import add_known, new_study
 from tune.trials import Trial
 
 MOST_ROWS = 10
@@ -80,13 +81,13 @@ def test_text(outcome: Outcome) -> str:
     seeds = list(outcome.tests)
     first = outcome.tests[seeds[0]]
     lines = [f"Test sets, seed {seeds[0]}:", ""]
-    lines.append(results_table(first["evaluations"], first["speed"]))
-    names = first["evaluations"]["after"]["sts"]
+    lines.append(results_table(first))
+    names = [name for name, figure in first.student.items() if figure.percent]
     if len(seeds) > 1 and names:
-        every = [outcome.tests[seed]["evaluations"]["after"]["sts"] for seed in seeds]
+        every = [outcome.tests[seed].student for seed in seeds]
         cells = []
         for name in names:
-            values = [one[name]["spearman"] for one in every]
+            values = [figures[name].value for figures in every]
             cells.append(f"{name} {mean(values):.2f} ± {stdev(values):.2f}")
         lines += ["", f"Student over {len(seeds)} seeds: {', '.join(cells)}."]
     return "\n".join(lines)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from pipeline.recipe import NAME
+from stages.recipe import NAME
 from stages.settings import Settings, late
 
 # Settings that a training reads at every step.
@@ -38,19 +38,27 @@ def as_list(value: Any) -> list[Any]:
 class Dimension(Settings):
     """The values of one setting: exactly one of `grid` to `tied`."""
 
-    grid: list[Any] | None = Field(None, description="Every value, with every other's.")
-    choice: list[Any] | None = Field(None, description="One of these.")
-    uniform: list[FiniteFloat] | None = Field(None, description="[least, greatest].")
-    loguniform: list[FiniteFloat] | None = Field(
-        None, description="[least, greatest], as many below their geometric mean as above."
+    grid: list[Any] | None = Field(
+        None, description="Every one of these values, with every combination of the others."
     )
-    integer: list[int] | None = Field(None, description="[least, greatest], both included.")
-    tied: str | None = Field(None, description="`factor` times this other searched setting.")
-    factor: FiniteFloat = 1.0
+    choice: list[Any] | None = Field(None, description="One of these values.")
+    uniform: list[FiniteFloat] | None = Field(
+        None, description="A number between [least, greatest]."
+    )
+    loguniform: list[FiniteFloat] | None = Field(
+        None, description="A number between [least, greatest], uniform in its logarithm."
+    )
+    integer: list[int] | None = Field(
+        None, description="A whole number between [least, greatest], both included."
+    )
+    tied: str | None = Field(
+        None, description="Follow this other searched setting, times `factor`."
+    )
+    factor: FiniteFloat = Field(1.0, description="Multiplier of `tied`.")
     when: dict[str, Any] = Field(
         {},
-        description="Searched only where other searched settings have these values (one, or a "
-        "list); elsewhere the recipe's own value stays.",
+        description="Search the setting only where other searched settings have these values (one, "
+        "or a list). Elsewhere the recipe's own value stays.",
     )
 
     @model_validator(mode="after")
@@ -106,60 +114,87 @@ class Dimension(Settings):
 
 
 class SearchBudget(Settings):
-    """When it is spent nothing new begins, and what runs is finished."""
+    """Limits of a search. Once one is reached no new trial begins; running ones finish."""
 
     steps: int | None = Field(
-        None, ge=1, description="Training steps of all trials together, over all runs."
+        None,
+        ge=1,
+        description="Training steps of all trials together, over all runs of the search.",
     )
-    minutes: float | None = Field(None, gt=0, description="Time of one run of the search.")
+    minutes: float | None = Field(None, gt=0, description="Minutes of one run of the search.")
 
 
 class Confirmation(Settings):
-    settings: int = Field(3, ge=0, description="The best so many settings; 0: none.")
-    seeds: int = Field(3, ge=1, description="Fresh seeds, each a whole training.")
+    """The best configurations are trained again, with seeds that had no part in the search."""
+
+    settings: int = Field(3, ge=0, description="How many of the best configurations; 0: none.")
+    seeds: int = Field(3, ge=1, description="Fresh seeds for each; every seed is a whole training.")
 
 
 class SearchSettings(Settings):
     name: str | None = Field(
-        None, description="Folder under `tune/` of the storage; null: the recipe's.", pattern=NAME
+        None,
+        description="Folder under `tune/` of the storage; null: the recipe's name.",
+        pattern=NAME,
     )
     space: dict[str, Dimension] = late(
-        min_length=1, description="Values of settings, by path; ${VARIABLES} stay in the log."
+        min_length=1,
+        description="Values to try, by setting path. Files and logs show ${VARIABLES} by name.",
     )
-    searcher: Literal["grid", "random", "tpe"] | None = Field(
-        None, description="tpe: Optuna's. null: grid if every setting has one, else random."
+    searcher: str | None = Field(
+        None,
+        description="grid, random, tpe (Optuna's), or one of a plug-in. null: grid if every "
+        "setting has one, else random.",
     )
-    trials: int | None = Field(None, ge=1, description="Settings to try; a grid knows its own.")
+    trials: int | None = Field(
+        None, ge=1, description="Number of configurations to try; null: the whole grid."
+    )
     seeds: list[int] | None = Field(
-        None, min_length=1, description="train.seed of every setting's trials; null: the recipe's."
+        None,
+        min_length=1,
+        description="Values of train.seed to try every configuration with; null: the recipe's.",
     )
-    sampling_seed: int = Field(0, ge=0, description="Of random and tpe.")
-    metric: str = Field("dev_spearman", description="dev_spearman, dev/NAME of one set, or loss.")
+    sampling_seed: int = Field(0, ge=0, description="Seed of random and tpe.")
+    metric: str = Field(
+        "dev_spearman", description="What to optimise: dev_spearman, dev/NAME (one set), or loss."
+    )
     direction: Literal["maximum", "minimum"] | None = Field(
-        None, description="null: minimum of a loss, maximum of anything else."
+        None, description="null: minimum for loss, maximum for anything else."
     )
     scheduler: Literal["asha", "median", "population", "none"] = Field(
-        "asha", description="Who stops trials early (asha, median), or replaces them (population)."
+        "asha",
+        description="asha, median: stop poor trials early. population: replace them by good ones.",
     )
     grace: float = Field(
-        0.25, gt=0, le=1, description="Share of its training before a trial may be stopped."
+        0.25, gt=0, le=1, description="No trial is stopped before this share of its training."
     )
     reduction: float = Field(
-        2.0, gt=1, description="asha: one in so many goes on, and decisions are that far apart."
+        2.0,
+        gt=1,
+        description="asha: at each rung one trial in this many goes on; the next rung is this many "
+        "times as far.",
     )
     interval: float = Field(
-        0.2, gt=0, lt=1, description="population: share of the training between exchanges."
+        0.2, gt=0, lt=1, description="population: share of the training between two exchanges."
     )
-    budget: SearchBudget = SearchBudget()
-    concurrency: int | None = Field(None, ge=1, description="Trials at once; null: all that fit.")
+    budget: SearchBudget = Field(SearchBudget(), description="Limits of the search.")
+    concurrency: int | None = Field(
+        None, ge=1, description="Trials that run at once; null: as many as fit."
+    )
     cpus_per_trial: int | None = Field(
         None, ge=1, description="Cores of a one-device trial; null: train.cpus_per_worker, or 1."
     )
     gpus_per_trial: float | None = Field(
-        None, ge=0, description="GPUs of a one-device trial, or a part of one; null: one if any."
+        None,
+        ge=0,
+        description="GPUs of a one-device trial; 0.5 shares one. null: 1 if there is any, else 0.",
     )
-    keep: int = Field(3, ge=0, description="Settings whose weights are kept: the best so many.")
-    confirm: Confirmation = Confirmation()
+    keep: int = Field(
+        3, ge=0, description="How many of the best configurations keep their weights."
+    )
+    confirm: Confirmation = Field(
+        Confirmation(), description="Training the best configurations again with fresh seeds."
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> "SearchSettings":
@@ -201,8 +236,10 @@ class SearchSettings(Settings):
                     "rate, clip_norm, weight_decay, teachers' weights, or weights, temperatures "
                     "and thresholds of objectives"
                 )
-        if self.searcher == "tpe":
-            raise ValueError("population: members begin at random or on a grid; tpe proposes none")
+        if not self.lists_settings:
+            raise ValueError(
+                f"population: members begin at random or on a grid; {self.searcher} proposes none"
+            )
         if self.budget != SearchBudget():
             raise ValueError("population: it has no budget; give `trials` and train.max_steps")
         if self.concurrency is not None:
@@ -211,8 +248,13 @@ class SearchSettings(Settings):
             raise ValueError("population: every member is one training; give one of `seeds`")
 
     @property
+    def lists_settings(self) -> bool:
+        """Whether all settings are known beforehand."""
+        return self.resolved_searcher in ("grid", "random")
+
+    @property
     def resolved_searcher(self) -> str:
-        """grid, random or tpe."""
+        """grid, random, or what is named."""
         if self.searcher is not None:
             return self.searcher
         lists = all(one.grid is not None or one.tied for one in self.space.values())

@@ -8,13 +8,15 @@ those stopped early and failed too. A later line about the same trial replaces a
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from pipeline.artifacts import Manifest
-from pipeline.document import hide_values
-from pipeline.job import Job
+from pipeline.run.workspace import Workspace
+from pipeline.store.artifacts import Manifest
+from stages.contract import Known, Stage
 from stages.files import Root, storage_error
+from stages.variables import hide_values
 from tune.space import Values
 
 # [step, share of the training in percent, value of the metric]
@@ -34,7 +36,7 @@ class Trial:
     seconds: of training in the process that ended it; overhead_seconds: all else since that
         process was free, until the result was published.
     reused: the result was there already.
-    mendable: the failure was not of the setting's making, so it is tried again.
+    retryable: the failure was not of the setting's making, so it is tried again.
     """
 
     fingerprint: str
@@ -52,7 +54,7 @@ class Trial:
     overhead_seconds: float = 0.0
     curve: Curve = field(default_factory=list)
     reused: bool = False
-    mendable: bool = False
+    retryable: bool = False
     ended: str = ""
 
 
@@ -72,7 +74,10 @@ class TrialLog:
         self._torn = lines[-1] != b""  # the last line of a killed search
         for line in lines:
             try:
-                self._keep(Trial(**json.loads(line)))
+                row = json.loads(line)
+                if "mendable" in row:  # as written before version 0.2
+                    row["retryable"] = row.pop("mendable")
+                self._keep(Trial(**row))
             except (ValueError, TypeError):
                 continue
 
@@ -136,11 +141,22 @@ def score_of(curve: Curve, metric: str, best_step: int) -> float | None:
     return chosen[-1] if chosen else None
 
 
-def publish_result(job: Job, result: Job) -> None:
-    """Publishes what a finished training measured, without its weights."""
-    trained = job.store.open(job.folder)
+@dataclass(frozen=True)
+class TrialResult(Stage):
+    """What a training measured, without its weights; it has the training's fingerprint."""
+
+    kind = "trial"
+    version = 1
+
+    def identity(self, inputs: Mapping[str, Known]) -> dict[str, Any]:
+        raise NotImplementedError("a trial's result has the identity of its training")
+
+
+def publish_result(work: Workspace, result: Workspace) -> None:
+    """Publishes what a finished training measured."""
+    trained = work.store.open(work.folder, work.name)
     lines = trained.file_path("metrics/metrics.jsonl").read_text().splitlines()
-    result.publish(trained.manifest.stats | {"history": [json.loads(line) for line in lines]})
+    result.publish(trained.stats | {"history": [json.loads(line) for line in lines]})
 
 
 def measured(result: Manifest, metric: str) -> dict[str, Any]:

@@ -14,22 +14,25 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from stages import content
 from stages.errors import UserError
+from stages.fields import RECIPE_PREFIX, ModelName
 from stages.packages import carried_folder
 from stages.settings import Settings, execution
 
 PACKAGE_PREFIX = "package:"
-RECIPE_PREFIX = "recipe:"
+# The student that the recipe at hand trains, as the model of an encoder that uses it.
+OWN_STUDENT = RECIPE_PREFIX
 
 
 class ModelSettings(Settings):
-    model: str = Field(
+    model: ModelName = Field(
         description="Hub id, local folder, package:NAME, or recipe:FILE.", min_length=1
     )
-    revision: str = Field("main", description="Hub revision: pin a commit hash to be exact.")
-    trust_remote_code: bool = Field(
-        False, description="Run Python code that comes with the model. Off unless asked for."
+    revision: str = Field(
+        "main", description="Revision on the hub. Name a commit hash to pin the exact files."
     )
+    trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
 
     @property
     def recipe_file(self) -> str | None:
@@ -37,6 +40,12 @@ class ModelSettings(Settings):
         if not self.model.startswith(RECIPE_PREFIX):
             return None
         return self.model.removeprefix(RECIPE_PREFIX)
+
+    def identity(self, where: str = "") -> dict[str, Any]:
+        found = super().identity(where)
+        if self.recipe_file is None:  # else whoever trains it is an input
+            found["model"] = describe_model(self)
+        return found
 
 
 class EncoderSettings(ModelSettings):
@@ -48,13 +57,17 @@ class EncoderSettings(ModelSettings):
     )
     template: str | None = Field(
         None,
-        description="Prompt around the sentence, with {sentence} and, for mask pooling, {mask}.",
+        description="Prompt around the sentence. It contains {sentence} and, for mask pooling, "
+        "{mask}.",
     )
     max_length: int = Field(
-        128, ge=3, le=8192, description="Tokens a sentence may have, special and template included."
+        128,
+        ge=3,
+        le=8192,
+        description="Most tokens of a sentence, special tokens and template included.",
     )
     precision: Literal["float32", "bfloat16", "float16"] = Field(
-        "float32", description="Arithmetic of the forward pass; pooling is always float32."
+        "float32", description="Arithmetic of the forward pass. Pooling always runs in float32."
     )
     layers: list[int] | None = Field(
         None, min_length=1, description="Keep only these transformer layers, in this order."
@@ -65,10 +78,10 @@ class EncoderSettings(ModelSettings):
         "sncse: add a space and a period where it does not end in punctuation.",
     )
     tokens_per_batch: int = execution(
-        4096, ge=1, description="Token budget (padding included) of one inference batch."
+        4096, ge=1, description="Most tokens of one inference batch, padding included."
     )
     device: Literal["auto", "cpu", "cuda"] = execution(
-        "auto", description="auto takes the GPU that Ray assigned, if any."
+        "auto", description="auto: the GPU that Ray assigned, if there is one."
     )
 
     @model_validator(mode="after")
@@ -98,6 +111,28 @@ class EncoderSettings(ModelSettings):
         return EncoderSettings(
             **{name: getattr(self, name) for name in EncoderSettings.model_fields}
         )
+
+
+def describe_model(settings: ModelSettings) -> dict[str, Any]:
+    """A package by name and version, a folder by content, a hub model by id and revision."""
+    folder = model_folder(settings.model)
+    if settings.model.startswith(PACKAGE_PREFIX):
+        name = settings.model.removeprefix(PACKAGE_PREFIX)
+        return {"package": name, "version": metadata.version(name)}
+    if folder is None:
+        return {"hub": settings.model, "revision": settings.revision}
+    # configuration, vocabulary in all its forms, weights, and code that may come with them
+    patterns = (
+        "*.json",
+        "*.txt",
+        "*.model",
+        "*.spm",
+        "*.safetensors",
+        "*.py",
+        "1_Pooling/config.json",
+    )
+    files = [file for pattern in patterns for file in sorted(folder.glob(pattern))]
+    return {"files": {p.relative_to(folder).as_posix(): content.digest(p) for p in files}}
 
 
 def package_folder(name: str) -> Path:
@@ -232,8 +267,8 @@ def resolved(settings: EncoderSettings, folder: Path | None) -> EncoderSettings:
         about = json.loads(own.read_text())
         if settings.template is not None or settings.final_period != "keep":
             raise UserError(
-                f"model '{settings.model}': it says itself which template and final period it "
-                "takes (sentray.json); leave them out, or set pooling as well to replace them"
+                f"model '{settings.model}': its sentray.json sets template and final period; "
+                "leave them out here, or set pooling as well to replace them"
             )
         return settings.model_copy(update=about)
     return settings.model_copy(update={"pooling": _pooling_of(settings.model, folder)})

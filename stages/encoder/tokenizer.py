@@ -146,6 +146,22 @@ def load_tokenizer(settings: EncoderSettings) -> SentenceTokenizer:
     return SentenceTokenizer(tokenizer, resolved(settings, folder))
 
 
+def load_view_tokenizers(views: Sequence[EncoderSettings]) -> list[SentenceTokenizer]:
+    """Tokenizer of view 1 and of view 2 (and further ones): the same one with other templates.
+
+    Raises:
+        UserError: the views' sentences would not have the same tokens.
+    """
+    found = [load_tokenizer(view) for view in views]
+    if len({tokenizer.lead for tokenizer in found}) > 1:
+        raise UserError(
+            "student.second_template: there is a space before {sentence} in one template and not "
+            f"in the other, and the tokenizer of model '{views[0].model}' makes it part of the "
+            "sentence's first token; write both alike"
+        )
+    return found
+
+
 @contextmanager
 def readable_errors(model: str) -> Iterator[None]:
     """Turns transformers' loading errors into one message for people."""

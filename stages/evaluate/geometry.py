@@ -2,31 +2,33 @@
 
 import numpy as np
 
-from stages.evaluate.settings import GeometrySettings
-from stages.evaluate.sts import Encode, load_sts
+from stages.contract import Figure
+from stages.evaluate.base import Encode, Result
+from stages.evaluate.sts import StsSet
 from stages.rows import unit_rows
 
 TILE_ROWS = 1024
 
 
-def score_geometry(settings: GeometrySettings, encode: Encode) -> dict[str, float]:
+def score_geometry(pairs: StsSet, positives_above: float, encode: Encode) -> Result:
     """Alignment of pairs that mean the same, uniformity of all sentences; lower is better.
 
     Args:
+        positives_above: pairs with a higher gold score mean the same.
         encode: texts to vectors (N, D), which are scaled to length 1.
-
-    Raises:
-        UserError: see `load_sts`.
     """
-    pairs = load_sts(settings)
     # compressed rank vectors are a little shorter than 1, where both figures are defined
     left, right = unit_rows(encode(pairs.sentence1)), unit_rows(encode(pairs.sentence2))
-    same = pairs.gold > settings.positives_above
-    return {
-        "num_positives": int(same.sum()),
+    same = pairs.gold > positives_above
+    values = {
         "alignment": alignment(left[same], right[same]),
         "uniformity": uniformity(np.concatenate([left, right])),
     }
+    return Result(
+        [Figure(name, value, "lower", decimals=3) for name, value in values.items()],
+        ("Alignment of pairs that mean the same, uniformity of all: lower is better.",),
+        (("num_positives", int(same.sum())),),
+    )
 
 
 def alignment(left_ND: np.ndarray, right_ND: np.ndarray) -> float:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stages.evaluate.sts import Encode
+from stages.contract import Figure
+from stages.evaluate.base import Encode, Result
 
 # Queries compared with all descriptions at once: 1,024 x N float32 scores in memory.
 QUERY_ROWS = 1024
@@ -14,7 +15,7 @@ def score_retrieval(
     queries: Sequence[str],
     documents: Sequence[str],
     encode: Encode,
-) -> dict[str, float]:
+) -> Result:
     """MRR@10, recall@1 and recall@10 (all x 100) where document i answers query i.
 
     A document that ties with the right one is ranked before it, so a constant encoder scores 0.
@@ -30,9 +31,16 @@ def score_retrieval(
         right = scores[np.arange(len(scores)), np.arange(start, start + len(scores))]
         ranks[start : start + QUERY_ROWS] = (scores >= right[:, None]).sum(1)
     found = ranks <= 10
-    return {
-        "num_pairs": len(queries),
-        "mrr_at_10": 100 * float(np.where(found, 1 / ranks, 0).mean()),
-        "recall_at_1": 100 * float((ranks == 1).mean()),
-        "recall_at_10": 100 * float(found.mean()),
+    values = {
+        "MRR@10": np.where(found, 1 / ranks, 0).mean(),
+        "R@1": (ranks == 1).mean(),
+        "R@10": found.mean(),
     }
+    return Result(
+        [Figure(name, 100 * float(x), decimals=1, percent=True) for name, x in values.items()],
+        (
+            "Retrieval x 100: a held-out function's description from its summary line, among "
+            f"{len(queries):,}.",
+        ),
+        (("num_pairs", len(queries)),),
+    )

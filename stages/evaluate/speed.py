@@ -1,57 +1,117 @@
-"""Size and speed of encoders, side by side.
+"""Speed of student and teachers, side by side.
 
 Machines are shared and noisy, so encoders take turns in several rounds and what is reported is
 the median of the paired ratios with its range; absolute rates are only of this machine, now.
 """
 
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
+from stages.contract import (
+    EncoderLabel,
+    Figure,
+    Known,
+    Measurement,
+    Resources,
+    Stage,
+    Work,
+    measured,
+)
+from stages.encoder.source import EncoderSource
+from stages.planning import Graph
+from stages.sentences.stage import read_texts
+from stages.teachers import encoding_teachers
 
-from stages.encoder.model import Encoder
+if TYPE_CHECKING:
+    import numpy as np
+
+    from stages.encoder.model import Encoder
 
 NUM_ROUNDS = 5
+NUM_TEXTS = 512
 
 
-def size_of(encoder: Encoder) -> dict[str, Any]:
-    """Layers, parameters, and bytes of the float32 weights."""
-    number = sum(p.numel() for p in encoder.backbone.parameters())
-    return {
-        "layers": encoder.backbone.config.num_hidden_layers,
-        "parameters": number,
-        "megabytes_float32": 4 * number / 1e6,
-    }
+@dataclass(frozen=True)
+class Speed(Stage):
+    """Times student and teachers on the first sentences of the corpus, all in float32."""
+
+    student: EncoderSource[Any]
+    teachers: tuple[tuple[str, EncoderSource[Any]], ...]
+    max_length: int
+
+    kind = "speed"
+    version = 2
+
+    def identity(self, inputs: Mapping[str, Known]) -> dict[str, Any]:
+        found = {"max_length": self.max_length}
+        return found | {
+            f"teachers[{number}]": teacher.identity(inputs)
+            for number, (_, teacher) in enumerate(self.teachers)
+        }
+
+    def resources(self) -> Resources:
+        return Resources(gpu=True, alone=True)
+
+    def make(self, work: Work, loaded: Any) -> None:
+        from stages.encoder.model import load_for_inference
+
+        sentences = work.input("sentences")
+        texts = read_texts(sentences, sentences.shard_numbers[0])[:NUM_TEXTS]
+        alike = {"max_length": self.max_length, "precision": "float32"}
+        everyone = {"after": self.student, **dict(self.teachers)}
+        encoders = {
+            name: load_for_inference(one.located(work).model_copy(update=alike))
+            for name, one in everyone.items()
+        }
+        work.say(f"{len(texts)} sentences, student and {len(self.teachers)} teacher(s) in turn")
+        work.publish(compared(time_all(encoders, texts), len(texts)))
 
 
-def compare_speed(
-    student: Encoder, teachers: dict[str, Encoder], texts: Sequence[str]
-) -> dict[str, Any]:
-    """Encodes `texts` with everyone in turn, after one round of warm-up.
+def plan(graph: Graph) -> None:
+    recipe = graph.recipe
+    teachers = tuple((t.name, graph.encoder(t.encoder())) for _, t in encoding_teachers(graph))
+    if not (recipe.evaluate.speed and teachers):
+        return
+    student = graph.trained_student()
+    stage = Speed(student, teachers, recipe.evaluate.max_length)
+    others = dict(pair for _, teacher in teachers for pair in teacher.inputs)
+    graph.add("speed", stage, ["sentences", *student.inputs, *others.items()])
 
-    Returns:
-        `sentences_per_second` by name (median), `times_faster` by teacher (median, lowest and
-        highest of the rounds' paired ratios), threads and number of texts.
-    """
-    everyone = {"student": student} | teachers
-    seconds: dict[str, list[float]] = {name: [] for name in everyone}
+
+def time_all(encoders: "dict[str, Encoder]", texts: Sequence[str]) -> "dict[str, np.ndarray]":
+    """Seconds of every round for everyone, in turn, after one round of warm-up."""
+    import numpy as np
+
+    seconds: dict[str, list[float]] = {name: [] for name in encoders}
     for _ in range(NUM_ROUNDS + 1):
-        for name, encoder in everyone.items():
+        for name, encoder in encoders.items():
             start = time.perf_counter()
             encoder.encode(texts)
             seconds[name].append(time.perf_counter() - start)
-    times = {name: np.array(taken[1:]) for name, taken in seconds.items()}
-    ratios = {name: times[name] / times["student"] for name in teachers}
-    return {
-        "threads": torch.get_num_threads(),
-        "num_texts": len(texts),
-        "sentences_per_second": {
-            name: float(len(texts) / np.median(taken)) for name, taken in times.items()
-        },
-        "times_faster": {
-            name: {"median": float(np.median(r)), "low": float(r.min()), "high": float(r.max())}
-            for name, r in ratios.items()
-        },
-    }
+    return {name: np.array(taken[1:]) for name, taken in seconds.items()}
+
+
+def compared(seconds: "dict[str, np.ndarray]", num_texts: int) -> dict[str, Any]:
+    """Stats of the node: sentences a second of everyone (median), and for each teacher how many
+    times as fast the student, `after`, is: median, lowest and highest of the paired ratios."""
+    import numpy as np
+    import torch
+
+    threads = torch.get_num_threads()
+    measurements, notes, ratios = [], [], {}
+    for name, taken in seconds.items():
+        label = EncoderLabel("after" if name == "after" else "teacher", name)
+        rate = float(num_texts / np.median(taken))
+        measurements.append(Measurement(label, [Figure("sentences/s", rate, decimals=0)]))
+        if name == "after":
+            continue
+        ratio = taken / seconds["after"]
+        median, low, high = float(np.median(ratio)), float(ratio.min()), float(ratio.max())
+        ratios[name] = {"median": median, "low": low, "high": high}
+        notes.append(
+            f"The student is {median:.2f} times as fast as {name} ({low:.2f} to {high:.2f}, "
+            f"{threads} thread(s))."
+        )
+    return measured(measurements, notes, threads=threads, num_texts=num_texts, times_faster=ratios)

@@ -6,7 +6,6 @@ and correlated once; per-subset figures are reported beside it. No regressor, no
 
 import csv
 import json
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,9 @@ from typing import Any
 import numpy as np
 from scipy.stats import rankdata
 
+from stages.contract import Figure
 from stages.errors import UserError
+from stages.evaluate.base import Encode, Result
 from stages.evaluate.settings import StsSettings
 
 
@@ -69,7 +70,7 @@ def load_sts(settings: StsSettings) -> StsSet:
 
 def _read_rows(settings: StsSettings) -> list[dict[str, Any]]:
     if settings.dataset is not None:
-        from stages.sources import load_hub_dataset
+        from stages.sentences.sources import load_hub_dataset
 
         rows = load_hub_dataset(settings.dataset, settings.split or "test")
         return [dict(row) | {"split": settings.split} for row in rows]
@@ -140,9 +141,6 @@ def _senteval_rows(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-Encode = Callable[[Sequence[str]], np.ndarray]
-
-
 def pair_similarities(pairs: StsSet, encode: Encode) -> np.ndarray:
     """Similarity of every pair, float32; each distinct sentence is encoded once.
 
@@ -179,7 +177,7 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
-def score_sts(pairs: StsSet, encode: Encode, num_bootstrap: int) -> dict[str, Any]:
+def score_sts(pairs: StsSet, encode: Encode, num_bootstrap: int) -> Result:
     """Spearman x 100 over all pairs and per subset, and its 95% bootstrap interval.
 
     Args:
@@ -187,17 +185,19 @@ def score_sts(pairs: StsSet, encode: Encode, num_bootstrap: int) -> dict[str, An
     """
     similarities = pair_similarities(pairs, encode)
     subsets = np.asarray(pairs.subset)
-    result: dict[str, Any] = {
-        "num_pairs": len(similarities),
-        "spearman": 100 * spearman(similarities, pairs.gold),
-    }
+    interval = None
     if num_bootstrap:
         low, high = bootstrap_interval(similarities, pairs.gold, num_bootstrap)
-        result["interval_95"] = [100 * low, 100 * high]
+        interval = (100 * low, 100 * high)
     names = sorted(set(pairs.subset))
+    parts = {}
     if len(names) > 1:
-        result["subsets"] = {
+        parts = {
             name: 100 * spearman(similarities[subsets == name], pairs.gold[subsets == name])
             for name in names
         }
-    return result
+    value = 100 * spearman(similarities, pairs.gold)
+    figure = Figure(
+        pairs.name, value, interval=interval, percent=True, averaged="mean", parts=parts
+    )
+    return Result([figure], ("STS: Spearman x 100.",), (("num_pairs", len(similarities)),))

@@ -6,24 +6,27 @@ from stages.settings import Settings
 
 
 class RanksSettings(Settings):
-    """One corpus, sampled from the sentences; every rank vector of the recipe is over it."""
+    """The ranked corpus: a sample of the sentences, one for all rank vectors of a recipe."""
 
     corpus_size: int = Field(
-        10_000, ge=2, description="n: corpus sentences. The paper uses 100,000; 10,000 is close."
+        10_000,
+        ge=2,
+        description="n: number of corpus sentences. The paper uses 100,000, its released code "
+        "10,000.",
     )
     seed: int = Field(42, ge=0, description="Seed of the sample.")
     dimensions: int | None = Field(
         None,
         ge=1,
-        description="Compress rank vectors to this many PCA dimensions, error measured; null: "
-        "exact ranks, 2 bytes (4 above 65,536 corpus sentences) each, n a sentence.",
+        description="Compress rank vectors to this many PCA dimensions and measure the error. "
+        "null: keep exact ranks; a sentence takes n times 2 bytes (4 where n is above 65,536).",
     )
     inference_weight: float | None = Field(
         0.1,
         ge=0,
         le=1,
-        description="lambda of Eq. 7: share of rank similarity when the student is used; null: "
-        "the student is exported without rank vectors.",
+        description="lambda of Eq. 7: share of rank similarity when the student is used. null: "
+        "export the student without rank vectors.",
     )
 
     @model_validator(mode="after")

@@ -16,23 +16,16 @@ from stages.encoder.model import Encoder, load_backbone, load_pretrained, set_dr
 from stages.encoder.settings import EncoderSettings, ModelSettings
 from stages.encoder.tokenizer import load_tokenizer
 from stages.errors import UserError
-from stages.train.objectives import token_cross_entropy
-from stages.train.settings import Denoising, Objectives, StudentSettings
+from stages.train.objectives.denoising import Denoising
+from stages.train.settings import Objectives, StudentSettings
 
 
 def build_auxiliary(
     objectives: Objectives, settings: StudentSettings, encoder: Encoder
 ) -> nn.ModuleDict:
     """The modules of the recipe's objectives, by objective."""
-    found: dict[str, nn.Module] = {}
-    if objectives.masked_language is not None:
-        found["masked_language"] = MaskedLanguageHead(settings, encoder)
-    if objectives.replaced_token is not None:
-        generator = objectives.replaced_token.generator
-        found["replaced_token"] = ReplacedTokenDetector(settings, encoder, generator)
-    if objectives.denoising is not None:
-        found["denoising"] = Denoiser(settings, encoder, objectives.denoising)
-    return nn.ModuleDict(found)
+    built = {name: one.build(settings, encoder) for name, one in objectives.chosen.items()}
+    return nn.ModuleDict({name: module for name, module in built.items() if module is not None})
 
 
 @dataclass(frozen=True)
@@ -130,7 +123,7 @@ class ReplacedTokenDetector(nn.Module):
         if not hasattr(self.discriminator, "embeddings") or width != encoder.dimension:
             raise UserError(
                 f"replaced_token: the token embeddings of model '{settings.model}' are not as wide "
-                "as its vectors, so the discriminator cannot be given one; choose another model"
+                "as its vectors, which the discriminator needs; choose another model"
             )
         if settings.dropout is not None:
             set_dropout(self.discriminator, settings.dropout)
@@ -192,7 +185,7 @@ class Denoiser(nn.Module):
         if not hasattr(embeddings, "position_embeddings") or word != width:
             raise UserError(
                 f"denoising: model '{settings.model}' has no embedding layer with positions that "
-                "is as wide as its vectors, so the decoder cannot read it; choose another model"
+                "is as wide as its vectors, which the decoder needs; choose another model"
             )
         if width % chosen.attention_heads:
             raise UserError(
@@ -303,3 +296,14 @@ def _all_reduced(x: Tensor) -> Tensor:
     if torch.distributed.is_initialized():
         torch.distributed.all_reduce(x)
     return x
+
+
+def token_cross_entropy(logits_TV: Tensor, ids_T: Tensor) -> tuple[Tensor, Tensor]:
+    """-log softmax(logits)_id summed over tokens, at least in float32, and their number.
+
+    What denoising (DenoSent), the masked-language term and replaced-token detection are made of;
+    the caller leaves out padding.
+    """
+    dtype = torch.promote_types(logits_TV.dtype, torch.float32)
+    total = F.cross_entropy(logits_TV.to(dtype), ids_T, reduction="sum")
+    return total, torch.tensor(len(ids_T), device=ids_T.device)

@@ -6,6 +6,7 @@ its own rows; their *sum* is the gradient of the global loss).
 """
 
 import os
+import sys
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -46,7 +47,7 @@ class PlainEngine:
         self.student = student
         self._settings = settings
         self._parameters = [p for p in student.parameters() if p.requires_grad]
-        self._optimizer = adamw(self._parameters, settings)
+        self.optimizer = adamw(self._parameters, settings)
 
     def forward(
         self, ids_BL: Tensor, mask_BL: Tensor, masked: dict[str, tuple[Tensor, Tensor]]
@@ -58,17 +59,17 @@ class PlainEngine:
         """Backward, clip, update. Returns the gradient norm before clipping, on the device."""
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.clip_norm)
-        for group in self._optimizer.param_groups:
+        for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
         return norm
 
     def save(self, folder: Path) -> None:
         """Weights and AdamW moments as safetensors: nothing here is ever unpickled."""
         tensors = {f"model.{k}": v.contiguous() for k, v in self._named().items()}
         for number, parameter in enumerate(self._parameters):
-            for name, value in self._optimizer.state[parameter].items():
+            for name, value in self.optimizer.state[parameter].items():
                 tensors[f"adamw.{number}.{name}"] = value.reshape(-1) if value.ndim == 0 else value
         save_file(tensors, folder / "plain.safetensors")
 
@@ -85,11 +86,11 @@ class PlainEngine:
                 kept = value.reshape(()) if name == "step" else value
                 state.setdefault(int(number), {})[name] = kept
         # the file counts the student's parameters, the optimizer those of its groups
-        held = [p for group in self._optimizer.param_groups for p in group["params"]]
+        held = [p for group in self.optimizer.param_groups for p in group["params"]]
         places = {id(parameter): place for place, parameter in enumerate(held)}
         found = {places[id(self._parameters[number])]: one for number, one in state.items()}
-        groups = self._optimizer.state_dict()["param_groups"]
-        self._optimizer.load_state_dict({"state": found, "param_groups": groups})
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": found, "param_groups": groups})
 
     def _named(self) -> dict[str, Tensor]:
         """Parameters and buffers, each once: a tied one has two names in a state dict."""
@@ -192,6 +193,19 @@ class DeepSpeedEngine:
 
     def layout(self) -> dict[str, Any]:
         return {"engine": "deepspeed", "workers": self.num_workers, "zero_stage": self._stage}
+
+
+def start_deepspeed() -> None:
+    """Joins the process group that the host has prepared (rank and address in the environment)."""
+    gpus = torch.cuda.is_available()
+    os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())
+    # DeepSpeed compiles an operator at its first start and looks for ninja on the PATH
+    os.environ["PATH"] = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"
+    if not gpus:
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    import deepspeed
+
+    deepspeed.init_distributed(dist_backend="nccl" if gpus else "gloo", auto_mpi_discovery=False)
 
 
 def gather_rows(rows: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import json
 import math
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,9 @@ from stages.evaluate.sts import StsSet, spearman
 from stages.rows import unit_rows
 from stages.train.checkpoint import Checkpoints
 from stages.train.engine import Engine
-from stages.train.objectives import Scores, cosines, mix_teachers, row_cosines, total_loss
+from stages.train.loss import total_loss
+from stages.train.objectives.base import Scores
+from stages.train.objectives.scores import cosines, mix_teachers, row_cosines
 from stages.train.settings import TrainSettings, batch_too_large
 from stages.train.student import step_seed
 from stages.train.views import Batch, BatchReader, TrainingData
@@ -205,20 +207,6 @@ class Training:
         return patience is not None and self.progress.evaluations_since_best >= patience
 
 
-def train(
-    engine: Engine,
-    settings: TrainSettings,
-    data: TrainingData,
-    checkpoints: Checkpoints | None = None,
-    on_metrics: Callable[[dict[str, Any]], None] = lambda row: None,
-) -> Trained:
-    """Trains to the end; `on_metrics` gets each metric row. Errors as `Training` raises them."""
-    training = Training(engine, settings, data, checkpoints)
-    for row in training.rows():
-        on_metrics(row)
-    return training.trained
-
-
 def _loss(
     engine: Engine, settings: TrainSettings, data: TrainingData, batch: Batch
 ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -229,8 +217,8 @@ def _loss(
     scores = Scores(
         cosines(u_BD, views["second"]),
         mix_teachers(batch.factors_BD, data.teacher_weights) if batch.factors_BD else None,
-        soft_B=row_cosines(u_BD, views["negated"]) if "negated" in views else None,
-        hard_BB=cosines(u_BD, views["negative"]) if "negative" in views else None,
+        own={name: row_cosines(u_BD, views[name]) for name in names[2:]},
+        across={name: cosines(u_BD, views[name]) for name in names[2:]},
     )
     auxiliary = {name: _global_mean(engine, *one) for name, one in sums.items()}
     return total_loss(scores, settings.objectives, auxiliary)

@@ -7,35 +7,47 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from stages.encoder.settings import EncoderSettings, ModelSettings
+from stages.encoder.settings import EncoderSettings
 from stages.errors import UserError
 from stages.evaluate.settings import StsSettings, check_names_differ
-from stages.settings import Settings, execution
-
-# What a rank regression may take the maximum with
-CONTRASTIVE = ("infonce", "soft_negative")
+from stages.settings import Open, Settings, execution
+from stages.train.objectives.base import Objective, View
+from stages.train.objectives.consistency import Consistency
+from stages.train.objectives.denoising import Denoising
+from stages.train.objectives.infonce import InfoNce
+from stages.train.objectives.listmle import ListMle
+from stages.train.objectives.listnet import ListNet
+from stages.train.objectives.masked_language import MaskedLanguage
+from stages.train.objectives.rank_regression import RankRegression
+from stages.train.objectives.replaced_token import ReplacedToken
+from stages.train.objectives.soft_negative import SoftNegative
 
 
 class StudentSettings(EncoderSettings):
     max_length: int = Field(
-        32, ge=3, le=8192, description="Tokens of a training sentence, template included."
+        32, ge=3, le=8192, description="Most tokens of a training sentence; the template counts."
     )
     second_template: str | None = Field(
-        None, description="Template of the second view (and of soft negatives); null: the same."
+        None,
+        description="Template of the second view and of soft negatives; null: the same as "
+        "`template`.",
     )
     template_denoising: bool = Field(
         False,
-        description="Subtract what the template alone gives, at the sentence's positions, while "
-        "training (PromptBERT).",
+        description="While training, subtract the vector of the template alone, at the sentence's "
+        "positions (PromptBERT).",
     )
     head: Literal["tanh", "linear", "batchnorm", "none"] = Field(
         "tanh",
-        description="Layer between pooling and loss while training, dropped afterwards: "
-        "tanh(Wx + b) as in SimCSE, Wx + b as in DenoSent, DiffCSE's two layers with batch norm, "
-        "or none.",
+        description="Layer between pooling and loss while training; it is dropped afterwards. "
+        "tanh: tanh(Wx + b) as in SimCSE. linear: Wx + b as in DenoSent. batchnorm: DiffCSE's two "
+        "layers with batch norm.",
     )
     dropout: float | None = Field(
-        None, ge=0, lt=1, description="Dropout everywhere in the backbone; null keeps its own."
+        None,
+        ge=0,
+        lt=1,
+        description="Dropout rate everywhere in the encoder; null: the model's own.",
     )
 
     @model_validator(mode="after")
@@ -58,113 +70,11 @@ class StudentSettings(EncoderSettings):
         return [first, first.model_copy(update={"template": second})]
 
 
-class InfoNce(Settings):
-    weight: float = Field(1.0, ge=0)
-    temperature: float = Field(0.05, gt=0, description="tau1.")
-    hard_negatives: bool = Field(
-        False, description="The rewrites' negatives are candidates too, every sentence's for all."
-    )
+class Objectives(Open):
+    """The list of objectives. Their losses are summed with their weights; a method is a choice of
+    them. Objectives of plug-ins join the list."""
 
-
-class Consistency(Settings):
-    weight: float = Field(1.0, ge=0, description="beta.")
-    temperature: float = Field(0.05, gt=0, description="tau1 of this term.")
-
-
-class ListNet(Settings):
-    weight: float = Field(1.0, ge=0, description="gamma.")
-    student_temperature: float = Field(0.025, gt=0, description="tau2.")
-    teacher_temperature: float = Field(0.0125, gt=0, description="tau3.")
-
-
-class ListMle(Settings):
-    weight: float = Field(1.0, ge=0, description="gamma.")
-    student_temperature: float = Field(0.05, gt=0, description="tau2.")
-    keep_positive: bool = Field(True, description="Leave the sentence itself in its list.")
-
-
-class RankRegression(Settings):
-    """RankEncoder. Defaults are the paper's; two of its released runs use a sum and 0.9999."""
-
-    weight: float = Field(0.05, ge=0, description="lambda.")
-    low: float = Field(0.5, ge=-1, le=1, description="tau_l: least teacher similarity of a pair.")
-    high: float = Field(0.8, ge=-1, le=1, description="tau_u: greatest teacher similarity.")
-    combine: Literal["maximum", "sum"] = Field(
-        "maximum",
-        description="maximum: the larger of this and the contrastive part (infonce and "
-        "soft_negative); all other objectives are added after it. sum: added like them.",
-    )
-
-    @model_validator(mode="after")
-    def _ordered(self) -> "RankRegression":
-        if self.low > self.high:
-            raise ValueError(
-                f"low {self.low} (tau_l) is above high {self.high} (tau_u), so no pair would pass"
-            )
-        return self
-
-
-class SoftNegative(Settings):
-    """SNCSE's bidirectional margin; every sentence gets its negation as a third view."""
-
-    weight: float = Field(1e-3, ge=0, description="lambda: 1e-3 for BERT, 5e-4 for RoBERTa.")
-    low: float = Field(0.1, description="alpha: least distance below the positive's cosine.")
-    high: float = Field(0.3, description="beta: greatest distance below it.")
-
-    @model_validator(mode="after")
-    def _ordered(self) -> "SoftNegative":
-        if self.low > self.high:
-            raise ValueError(f"low {self.low} (alpha) is above high {self.high} (beta)")
-        return self
-
-
-class MaskedLanguage(Settings):
-    weight: float = Field(0.1, ge=0)
-    mask_ratio: float = Field(0.15, gt=0, lt=1, description="Share of tokens to be predicted.")
-
-
-class ReplacedToken(Settings):
-    """DiffCSE: a discriminator, conditioned on the vector, finds what a generator replaced."""
-
-    weight: float = Field(0.005, ge=0, description="lambda.")
-    mask_ratio: float = Field(0.30, gt=0, lt=1, description="Share of tokens that are masked.")
-    generator: ModelSettings = Field(
-        ModelSettings(model="distilbert-base-uncased"),
-        description="Frozen masked-language model with the student's vocabulary.",
-    )
-
-    @model_validator(mode="after")
-    def _generator_is_pretrained(self) -> "ReplacedToken":
-        if self.generator.recipe_file is not None:
-            raise ValueError("it must be a pretrained model: a recipe's student has no head")
-        return self
-
-
-class Denoising(Settings):
-    """DenoSent: a decoder that is given the vector finds the tokens behind noisy embeddings."""
-
-    weight: float = Field(1.0, ge=0, description="w_g.")
-    target: Literal["input", "memory"] = Field(
-        "input",
-        description="input: the tokens of view 2, whose embeddings the decoder is given (released "
-        "code). memory: those of view 1, which gives the vector (the paper's text).",
-    )
-    layers: int = Field(16, ge=1)
-    attention_heads: int = Field(1, ge=1)
-    feed_forward: int = Field(2048, ge=1, description="Width between the two linear layers.")
-    noise: float = Field(
-        0.825, ge=0, lt=1, description="Share of the numbers of the embeddings that are dropped."
-    )
-    dropout: float = Field(0.1, ge=0, lt=1, description="Inside the decoder.")
-    vocabulary_head: Literal["pretrained", "new"] = Field(
-        "pretrained",
-        description="The student's own masked-language head, or a freshly initialised one; either "
-        "way its vocabulary matrix is the student's word embedding.",
-    )
-
-
-class Objectives(Settings):
-    """Losses that are combined with their weights; a method is a choice of these."""
+    additions = "objectives"
 
     infonce: InfoNce | None = None
     consistency: Consistency | None = None
@@ -178,33 +88,49 @@ class Objectives(Settings):
 
     @model_validator(mode="after")
     def _some(self) -> "Objectives":
-        named = {name for name in type(self).model_fields if getattr(self, name) is not None}
-        if not named:
+        chosen = self.chosen
+        if not chosen:
             raise ValueError(f"name at least one objective: {', '.join(type(self).model_fields)}")
-        regression = self.rank_regression
-        if regression and regression.combine == "maximum" and named.isdisjoint(CONTRASTIVE):
-            raise ValueError(
-                "rank_regression has no other to take the maximum with: add infonce, or set "
-                "rank_regression.combine: sum"
-            )
+        for name, one in chosen.items():
+            if one.replaces_contrastive and not any(o.contrastive for o in chosen.values()):
+                raise ValueError(
+                    f"{name} has no other to take the maximum with: add infonce, or set "
+                    f"{name}.combine: sum"
+                )
         return self
 
     @property
+    def chosen(self) -> dict[str, Objective]:
+        """The objectives that are named, by key."""
+        own = {name: getattr(self, name) for name in type(self).model_fields}
+        everyone = own | self.added_sections
+        return {name: one for name, one in everyone.items() if isinstance(one, Objective)}
+
+    @property
     def needs_teacher(self) -> bool:
-        return any((self.listnet, self.listmle, self.rank_regression))
+        return any(one.needs_teacher for one in self.chosen.values())
 
     @property
     def needs_negatives(self) -> bool:
-        return self.infonce is not None and self.infonce.hard_negatives
+        return any(one.needs_negatives for one in self.chosen.values())
+
+    @property
+    def views(self) -> list[View]:
+        """Further views of the sentences that objectives ask for, each once."""
+        found = {view.name: view for one in self.chosen.values() for view in one.views}
+        return list(found.values())
 
 
 class DevSettings(Settings):
     sts: list[StsSettings] = Field(
-        min_length=1, description="STS sets; checkpoints are chosen on their mean."
+        min_length=1,
+        description="STS sets. The checkpoint with the best mean over them is the result.",
     )
     every_steps: int = Field(125, ge=1, description="Steps between evaluations.")
     patience: int | None = Field(
-        None, ge=1, description="Stop after this many evaluations without a better one."
+        None,
+        ge=1,
+        description="Stop after this many evaluations without a better one; null: never.",
     )
 
     @model_validator(mode="after")
@@ -212,47 +138,75 @@ class DevSettings(Settings):
         check_names_differ(self.sts)
         return self
 
+    def check(self) -> None:
+        """Reads the sets that are files."""
+        for one in self.sts:
+            one.check()
+
 
 class TrainSettings(Settings):
     objectives: Objectives
-    batch_size: int = Field(128, ge=2, description="Sentences of the global batch.")
-    epochs: int = Field(1, ge=1)
+    batch_size: int = Field(
+        128, ge=2, description="Sentences in the global batch, over all workers."
+    )
+    epochs: int = Field(1, ge=1, description="Passes over the sentences.")
     max_steps: int | None = Field(
-        None, ge=1, description="Steps in all, fewer or more than the epochs would make."
+        None, ge=1, description="Steps in all, instead of `epochs`: fewer or more."
     )
     rewritten_view: Literal["second", "first", "none"] = Field(
         "second",
-        description="With rewrites (`perturb`): which view is one of the sentence's rewrites. none "
-        "trains on the same sentences without them, as an ablation.",
+        description="Which view of a sentence is one of its rewrites, where there are any "
+        "(`perturb`). none: train on the same sentences without their rewrites, as an ablation.",
     )
-    learning_rate: float = Field(3e-5, gt=0)
+    learning_rate: float = Field(3e-5, gt=0, description="Peak learning rate of AdamW.")
     schedule: Literal["linear", "constant"] = Field(
-        "linear", description="After the warm-up: falling to 0, or staying."
+        "linear",
+        description="Learning rate after the warm-up. linear: falls to 0. constant: stays.",
     )
-    warmup_ratio: float = Field(0.05, ge=0, lt=1, description="Share of steps with rising rate.")
-    weight_decay: float = Field(0.0, ge=0, description="Not of biases and norms.")
-    clip_norm: float = Field(1.0, gt=0, description="Largest global gradient norm.")
+    warmup_ratio: float = Field(
+        0.05,
+        ge=0,
+        lt=1,
+        description="Share of the steps in which the learning rate rises to its peak.",
+    )
+    weight_decay: float = Field(
+        0.0, ge=0, description="Weight decay of AdamW; biases and norms have none."
+    )
+    clip_norm: float = Field(1.0, gt=0, description="Clip the norm of the global gradient to this.")
     precision: Literal["float32", "bfloat16"] = Field(
-        "float32", description="bfloat16: autocast; weights, optimizer and losses stay float32."
+        "float32",
+        description="bfloat16: autocast; weights, optimizer, head and losses stay float32.",
     )
-    seed: int = Field(42, ge=0)
+    seed: int = Field(
+        42, ge=0, description="Seed of the order of sentences, of dropout and of new weights."
+    )
     dev: DevSettings | None = Field(
-        None, description="Without it the weights of the last step are the result."
+        None,
+        description="Choose the checkpoint on these sets; null: the last step's weights are the "
+        "result.",
     )
     engine: Literal["auto", "plain", "deepspeed"] = execution(
-        "auto", description="plain: one device. deepspeed: under Ray Train. auto: by num_workers."
+        "auto",
+        description="plain: PyTorch on one device. deepspeed: DeepSpeed under Ray Train. auto: "
+        "plain for one worker, else deepspeed.",
     )
-    num_workers: int = execution(1, ge=1, description="Training processes.")
-    zero_stage: int = execution(0, ge=0, le=3, description="DeepSpeed ZeRO stage.")
+    num_workers: int = execution(1, ge=1, description="Number of training processes.")
+    zero_stage: int = execution(0, ge=0, le=3, description="Stage of DeepSpeed's ZeRO: 0 to 3.")
     cpus_per_worker: int | None = execution(
-        None, ge=1, description="Cores of a worker; null: this machine's, divided by workers."
+        None,
+        ge=1,
+        description="Cores of a worker; null: divide the cluster's cores among the workers.",
     )
     gpus_per_worker: int | None = execution(
-        None, ge=0, description="GPUs of a worker; null: one where the cluster has them."
+        None,
+        ge=0,
+        description="GPUs of a worker; null: 1 if the cluster has one for each worker, else 0.",
     )
-    checkpoint_every_steps: int = execution(500, ge=1, description="Steps a kill can cost at most.")
-    max_failures: int = execution(3, ge=0, description="Lost workers that are replaced.")
-    log_every_steps: int = execution(10, ge=1, description="Steps between metric rows.")
+    checkpoint_every_steps: int = execution(
+        500, ge=1, description="Steps between checkpoints: what a kill can cost at most."
+    )
+    max_failures: int = execution(3, ge=0, description="How often a lost worker is replaced.")
+    log_every_steps: int = execution(10, ge=1, description="Steps between logged metrics.")
 
     @model_validator(mode="after")
     def _consistent(self) -> "TrainSettings":

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from stages.encoder.model import Encoder, load_encoder, set_dropout
 from stages.encoder.settings import EncoderSettings
-from stages.encoder.tokenizer import SentenceTokenizer
+from stages.encoder.tokenizer import SentenceTokenizer, load_view_tokenizers
 from stages.errors import UserError
 from stages.train.auxiliary import AuxiliaryInput, GlobalBatchNorm, build_auxiliary
 from stages.train.settings import Objectives, StudentSettings
-from stages.train.views import view_names, view_tokenizers
+from stages.train.views import view_names
 
 Sums = dict[str, tuple[Tensor, Tensor]]
 
@@ -49,8 +49,8 @@ class Student(nn.Module):
             and "position_ids" not in inspect.signature(encoder.backbone.forward).parameters
         ):
             raise UserError(
-                f"student.template_denoising: model '{settings.model}' takes no position ids, so "
-                "its template cannot be moved; leave template_denoising out"
+                f"student.template_denoising: model '{settings.model}' takes no position ids, "
+                "which it needs; leave template_denoising out"
             )
         if settings.dropout is not None:
             set_dropout(encoder.backbone, settings.dropout)
@@ -74,7 +74,7 @@ class Student(nn.Module):
         if not self.training:
             return vectors_BD, {}
         if self._denoises:
-            vectors_BD = vectors_BD - self._template_bias(mask_BL)
+            vectors_BD = vectors_BD - self.template_bias(mask_BL)
         vectors_BD = self.head(vectors_BD)
         two = 2 * len(ids_BL) // len(self.views)
         with self._autocast(ids_BL):
@@ -91,7 +91,7 @@ class Student(nn.Module):
     def _autocast(self, x: Tensor) -> torch.autocast:
         return torch.autocast(x.device.type, torch.bfloat16, enabled=self.autocast)
 
-    def _template_bias(self, mask_BL: Tensor) -> Tensor:
+    def template_bias(self, mask_BL: Tensor) -> Tensor:
         """What the bare template gives where its end stands as far back as in each row (B, D).
 
         PromptBERT (Jiang et al., EMNLP 2022): h - b_T(l) for a sentence of l tokens, with gradient
@@ -136,7 +136,7 @@ def build_student(
 ) -> Student:
     """The student at step 0. The head's initial weights depend on `seed` alone."""
     encoder = load_encoder(settings)
-    tokenizers = view_tokenizers(settings)
+    tokenizers = load_view_tokenizers(settings.view_settings())
     torch.manual_seed(seed)
     head = build_head(settings.head, encoder.dimension)
     auxiliary = build_auxiliary(objectives, settings, encoder)

@@ -8,19 +8,18 @@ the *global* batch from (seed, step), so it does not depend on the number of wor
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, reduce
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from stages.encoder.tokenizer import SentenceTokenizer, load_tokenizer, pad
-from stages.errors import UserError
+from stages.encoder.tokenizer import SentenceTokenizer, pad
 from stages.evaluate.sts import StsSet
 from stages.rows import FactorRows, OwnedRows, TokenRows
 from stages.train.order import BatchOrder
-from stages.train.settings import Objectives, StudentSettings, TrainSettings
+from stages.train.settings import Objectives, TrainSettings
 
 # Streams of `uniform`, behind those of the objectives that mask
 REWRITE_STREAM, NEGATIVE_STREAM = 100, 101
@@ -31,7 +30,7 @@ class TrainingData:
     """Memory-mapped inputs of training; every worker opens them by itself.
 
     dev: the sets that checkpoints are chosen on, maybe none.
-    negated: tokens of each sentence's negation, when the recipe has soft negatives.
+    views: tokens of further views of each sentence, by name, as objectives ask for them.
     rewrites, negatives: tokens of each sentence's rewrites and hard negatives; only sentences that
         have them take part in training.
     """
@@ -40,7 +39,7 @@ class TrainingData:
     factors: list[FactorRows]
     teacher_weights: list[float]
     dev: list[StsSet]
-    negated: TokenRows | None = None
+    views: dict[str, TokenRows] = field(default_factory=dict)
     rewrites: OwnedRows | None = None
     negatives: OwnedRows | None = None
 
@@ -70,27 +69,9 @@ class Batch:
     num_tokens: int
 
 
-def view_tokenizers(settings: StudentSettings) -> list[SentenceTokenizer]:
-    """Tokenizer of view 1 and of view 2 (and 3): the same one with other templates.
-
-    Raises:
-        UserError: the views' sentences would not have the same tokens.
-    """
-    found = [load_tokenizer(view) for view in settings.view_settings()]
-    if len({tokenizer.lead for tokenizer in found}) > 1:
-        raise UserError(
-            "student.second_template: there is a space before {sentence} in one template and not "
-            f"in the other, and the tokenizer of model '{settings.model}' makes it part of the "
-            "sentence's first token; write both alike"
-        )
-    return found
-
-
 def view_names(objectives: Objectives) -> tuple[str, ...]:
     """The views of a batch, in order."""
-    names = ["first", "second"]
-    if objectives.soft_negative is not None:
-        names.append("negated")
+    names = ["first", "second", *(view.name for view in objectives.views)]
     if objectives.needs_negatives:
         names.append("negative")
     return tuple(names)
@@ -98,9 +79,8 @@ def view_names(objectives: Objectives) -> tuple[str, ...]:
 
 def mask_ratios(objectives: Objectives) -> dict[str, float]:
     """Share of masked tokens of every objective that wants a masked copy."""
-    wanted = ("masked_language", "replaced_token")
-    found = {name: getattr(objectives, name) for name in wanted}
-    return {name: one.mask_ratio for name, one in found.items() if one is not None}
+    found = {name: one.masked_share for name, one in objectives.chosen.items()}
+    return {name: share for name, share in found.items() if share is not None}
 
 
 class BatchReader:
@@ -141,8 +121,8 @@ class BatchReader:
         first, second = self._tokenizers
         own = rows[self._own]
         contents = self._contents(own, step)
-        views = [row for t, content in zip((first, second, second, second), contents, strict=False)
-                 for row in t.wrap(content)]  # fmt: skip
+        # further views have the second one's template
+        views = [*first.wrap(contents[0]), *(r for c in contents[1:] for r in second.wrap(c))]
         ids, mask = pad(views, first.pad_id)
         masked = {
             name: self._masked(ids[: 2 * len(own)], step, number, ratio)
@@ -165,8 +145,7 @@ class BatchReader:
         if data.rewrites is not None and self._settings.rewritten_view != "none":
             number = 1 if self._settings.rewritten_view == "second" else 0
             contents[number] = data.rewrites.take(own, self._draws(step, REWRITE_STREAM))
-        if data.negated is not None:
-            contents.append(data.negated.take(own))
+        contents += [tokens.take(own) for tokens in data.views.values()]
         if data.negatives is not None:
             contents.append(data.negatives.take(own, self._draws(step, NEGATIVE_STREAM)))
         return contents

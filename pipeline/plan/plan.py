@@ -1,0 +1,165 @@
+"""What would run, and why. Reads manifests and records only: no torch, no Ray."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.plan.graph import Node, build_graph
+from pipeline.store.artifacts import ArtifactStore, Manifest
+from pipeline.store.history import last_settings
+from stages.errors import UserError
+from stages.files import masked_uri
+from stages.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One node's state. `reason` is for people; done means that nothing is to do.
+
+    damage: what a published artifact lacks. Nothing can read it until it is made again; whether
+        that must be, who reads it knows.
+    """
+
+    node: Node
+    folder: str
+    manifest: Manifest | None
+    reason: str
+    damage: str | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.manifest is not None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The nodes of a recipe with their states, in an order in which they could run.
+
+    recipes: the recipe itself, and those whose students it uses, by name.
+    """
+
+    recipe: Recipe
+    recipes: dict[str, Recipe]
+    nodes: dict[str, Planned]
+
+    @property
+    def store(self) -> ArtifactStore:
+        return ArtifactStore(self.recipe.storage)
+
+    @property
+    def folders(self) -> dict[str, str]:
+        """Folder of every node's artifact, published or not, by node."""
+        return {name: planned.folder for name, planned in self.nodes.items()}
+
+    @property
+    def graph(self) -> dict[str, Node]:
+        """The nodes alone."""
+        return {name: planned.node for name, planned in self.nodes.items()}
+
+
+def make_plan(recipe: Recipe) -> Plan:
+    """Every node of the recipe with its state."""
+    store = ArtifactStore(recipe.storage)
+    graph = build_graph(recipe)
+    before = last_settings(store.root, recipe.name)
+    planned: dict[str, Planned] = {}
+    for node in graph.nodes.values():
+        folder = store.folder(node.kind, node.title, node.fingerprint)
+        manifest = store.manifest(folder)
+        if manifest is not None and manifest.fingerprint != node.fingerprint:
+            raise UserError(
+                f"artifact {folder}: belongs to another fingerprint with the same first "
+                f"digits ({manifest.fingerprint}); choose another `storage` for one of the two"
+            )
+        damage = None
+        if manifest is None:
+            reason = _why(store, node, folder, planned, before)
+        else:
+            known = planned[node.source].manifest if node.source else None
+            numbers = [shard.number for shard in known.shards] if known else []
+            damage = store.damage(folder, manifest, numbers)
+            reason = f"done, {_size(manifest)}"
+            if damage is not None:
+                reason = f"damaged: {damage}; make it again with --force {node.name}"
+        planned[node.name] = Planned(node, folder, manifest, reason, damage)
+    return Plan(recipe, graph.recipes, planned)
+
+
+def _why(
+    store: ArtifactStore, node: Node, folder: str, done: dict[str, Planned], before: dict[str, Any]
+) -> str:
+    source = done[node.source].manifest if node.source else None
+    if source is not None:
+        total = len(source.shards)
+        finished = store.finished_shards(folder)
+        missing = sum(shard.number not in finished for shard in source.shards)
+        if missing < total:
+            return f"missing {missing} of {total} shards"
+    unfinished = node.stage.unfinished(store.root.list(f"work/{folder}"))
+    if unfinished:
+        return unfinished
+    changes = _changes(node, before.get(node.name))
+    if changes:
+        return "stale because " + "; ".join(changes)
+    stale = [name for name in node.inputs.values() if not done[name].done]
+    if stale and node.name in before:
+        return f"stale because {', '.join(stale)} will be made again"
+    return "to do"
+
+
+def _changes(node: Node, old: dict[str, Any] | None) -> list[str]:
+    if old is None:
+        return []
+    found = []
+    for key in sorted(node.identity.keys() | old.keys()):
+        was, now = old.get(key), node.identity.get(key)
+        if was != now:
+            path = key.replace("encoder", node.where, 1) if node.where else key
+            found += _difference(path, was, now)
+    return found
+
+
+def _difference(path: str, was: Any, now: Any) -> list[str]:
+    if isinstance(was, dict) and isinstance(now, dict):
+        return [
+            change
+            for key in sorted(was.keys() | now.keys())
+            if was.get(key) != now.get(key)
+            for change in _difference(f"{path}.{key}", was.get(key), now.get(key))
+        ]
+    if path.endswith(".model.recipe"):
+        return [f"{path.removesuffix('.recipe')} is another student of its recipe"]
+    if path.endswith(("sha256", "path")) and was and now:
+        return [f"the content of {path.removesuffix('.sha256')} changed"]
+    return [f"{path} was {_shown(was)} and is {_shown(now)}"]
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _size(manifest: Manifest) -> str:
+    seconds = f"{manifest.seconds:.0f} s on {manifest.created[:10]}"
+    if manifest.shards:
+        return f"{manifest.num_rows:,} rows in {len(manifest.shards)} shards, {seconds}"
+    return seconds
+
+
+def plan_text(plan: Plan) -> str:
+    """The plan as a table for a terminal."""
+    everyone = plan.nodes.values()
+    width = max(len(one.node.name) for one in everyone)
+    place = max(len(one.folder) for one in everyone)
+    lines = [f"{plan.recipe.name}: storage {masked_uri(plan.recipe.storage)}"]
+    for one in everyone:
+        mark = "!" if one.damage else "=" if one.done else "+"
+        lines.append(f" {mark} {one.node.name:<{width}}  {one.folder:<{place}}  {one.reason}")
+        if not one.done and one.node.inputs:
+            lines.append(f"   {'':<{width}}  reads {', '.join(one.node.inputs.values())}")
+    lines += [f"warning: {warning}" for warning in plan.recipe.warnings()]
+    to_do = sum(not one.done for one in everyone)
+    damaged = sum(one.damage is not None for one in everyone)
+    end = f"{to_do} of {len(plan.nodes)} to do" if to_do else "nothing to do"
+    lines.append(end + (f", {damaged} damaged" if damaged else ""))
+    return "\n".join(lines)

@@ -1,0 +1,281 @@
+"""A YAML file of settings: read, overridden, checked against its class, with errors for people.
+
+Strings may use ${VARIABLES}. What they stand for is neither saved nor printed: files and messages
+name the variable. An error names the file, the line where there is one, the setting and
+what to change; an unknown setting is met with the nearest one that exists.
+"""
+
+import copy
+import difflib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from stages.errors import UserError
+from stages.settings import Open
+from stages.variables import FILLED_IN, VARIABLE, Texts, hide_values, value_at
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class Document:
+    """The settings of one file as plain data, and the line of each.
+
+    Raises:
+        UserError: no such file, not UTF-8, not YAML, or not a mapping.
+    """
+
+    def __init__(self, path: str, overrides: list[str] | None = None) -> None:
+        self.title = f"recipe {path}"
+        self.folder = Path(path).absolute().parent
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (FileNotFoundError, IsADirectoryError):
+            raise UserError(f"{self.title}: there is no such file") from None
+        except UnicodeDecodeError:
+            raise UserError(f"{self.title}: not a UTF-8 text file") from None
+        except OSError as error:
+            raise UserError(f"{self.title}: cannot be read ({error.strerror})") from None
+        try:
+            root = yaml.compose(text, Loader=_Loader)
+            self.raw: Any = yaml.load(text, Loader=_Loader)
+        except (yaml.YAMLError, ValueError) as error:  # ValueError: the thirteenth month
+            mark = getattr(error, "problem_mark", None)
+            line = f", line {mark.line + 1}" if mark else ""
+            problem = getattr(error, "problem", None) or str(error)
+            raise UserError(f"{self.title}{line}: not valid YAML ({problem})") from None
+        if not isinstance(self.raw, dict):
+            raise UserError(f"{self.title}: is empty, or not a mapping of settings")
+        self._lines = _lines_of(root)
+        for override in overrides or []:
+            key, equals, text = override.partition("=")
+            if not equals or not key:
+                raise UserError(f"--set {override}: write it as key.sub=value")
+            try:
+                value = yaml.load(text, Loader=_Loader)
+            except (yaml.YAMLError, ValueError):
+                raise UserError(f"--set {key}: the value is not valid YAML") from None
+            assign(self.raw, key, value, f"--set {override}")
+            self._lines[tuple(key.split("."))] = f"--set {key}"
+
+    def changed(self, values: dict[str, Any], who: str) -> "Document":
+        """A copy with other values, by setting path; sections must be there."""
+        other = copy.copy(self)
+        other.raw = copy.deepcopy(self.raw)
+        for key, value in values.items():
+            assign(other.raw, key, copy.deepcopy(value), f"{who}{key}", create=False)
+        return other
+
+    def split(self, key: str) -> "Document":
+        """The section `key` (a mapping, or nothing) as a document of its own, taken out of this."""
+        other = copy.copy(self)
+        other.raw = self.raw.pop(key, None)
+        other._lines = {where[1:]: line for where, line in self._lines.items() if where[0] == key}
+        return other
+
+    def line_of(self, where: tuple[str, ...]) -> str:
+        """`line 12: ` of a setting, or nothing where it has none."""
+        return f"{self._lines[where]}: " if where in self._lines else ""
+
+    def read(
+        self, model: type[M], context: Mapping[str, Any] | None = None, section: str = ""
+    ) -> M:
+        """The settings, checked.
+
+        Args:
+            context: what validators look things up in (stages.settings.Open, stages.fields).
+            section: where these settings are in the file, for messages.
+        """
+        context = context or {}
+        try:
+            raw = _expand(self.raw, (), model)
+            return model.model_validate(raw, context=dict(context))
+        except ValidationError as error:
+            known = _Known(model, context.get("extensions"))
+            messages = [self._message(one, known, section) for one in error.errors()]
+            raise UserError(f"{self.title}: " + "\n".join(messages)) from None
+
+    def texts(self, settings: BaseModel) -> Texts:
+        """Where this document has ${VARIABLES}, for settings that were read from it."""
+        whole = settings.model_dump()
+        return {path: (value_at(whole, path), text) for path, text in _variables(self.raw)}
+
+    def _message(self, error: Any, settings: "_Known", section: str) -> str:
+        where = tuple(str(part) for part in error["loc"])
+        nearest = next(
+            (where[:n] for n in range(len(where), 0, -1) if where[:n] in self._lines), None
+        )
+        place = f"{self._lines[nearest]}: " if nearest else ""
+        path = setting_path((section, *where) if section else where)
+        if error["type"] == "extra_forbidden":
+            known = settings.names_at(where[:-1])
+            close = difflib.get_close_matches(where[-1], known, n=1, cutoff=0.5)
+            hint = f"did you mean '{close[0]}'?" if close else f"known here: {', '.join(known)}"
+            return f"{place}{path}: unknown setting; {hint}"
+        if error["type"] == "missing":
+            return f"{place}{path}: this setting is missing"
+        if error["type"] == "value_error":
+            return f"{place}{path}: {hide_values(str(error['ctx']['error']))}"
+        written = value_at(self.raw, where)
+        given = written if isinstance(written, str) else error["input"]
+        return f"{place}{path}: {error['msg']}, not {hide_values(repr(given))}"
+
+
+def assign(raw: Any, key: str, value: Any, who: str, create: bool = True) -> None:
+    """Sets `key.sub` (lists by number) in plain data.
+
+    Args:
+        who: how errors begin.
+        create: whether sections that are not there are made.
+    """
+    *parents, last = key.split(".")
+    place: Any = raw
+    for part in parents:
+        if isinstance(place, list):
+            place = place[_list_place(place, part, who)]
+        else:
+            if place.get(part) is None:
+                if not create:
+                    raise UserError(f"{who}: the recipe has no '{part}' there; add it first")
+                place[part] = {}
+            place = place[part]
+        if not isinstance(place, dict | list):
+            raise UserError(f"{who}: '{part}' has no settings below it")
+    if isinstance(place, list):
+        place[_list_place(place, last, who)] = value
+    else:
+        place[last] = value
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2 numbers (3e-5 is a number, not a string), and no key twice."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise yaml.constructor.ConstructorError(
+                    None, None, "a setting's name must be text", key_node.start_mark
+                )
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key '{key}' is there twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
+)
+
+
+def _lines_of(node: Any, where: tuple[str, ...] = ()) -> dict[tuple[str, ...], str]:
+    """`line 12` of every setting, by its path."""
+    found = {where: f"line {node.start_mark.line + 1}"} if where else {}
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            path = (*where, str(key.value))
+            found |= _lines_of(value, path) | {path: f"line {key.start_mark.line + 1}"}
+    elif isinstance(node, yaml.SequenceNode):
+        for number, value in enumerate(node.value):
+            found |= _lines_of(value, (*where, str(number)))
+    return found
+
+
+def _list_place(items: list[Any], part: str, who: str) -> int:
+    if not part.isdecimal() or int(part) >= len(items):
+        raise UserError(f"{who}: '{part}' is not one of the list's numbers 0 to {len(items) - 1}")
+    return int(part)
+
+
+def _variables(value: Any, where: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Strings with ${VARIABLES}, with their setting paths."""
+    if isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _variables(item, (*where, str(key)))
+    elif isinstance(value, str) and VARIABLE.search(value):
+        yield where, value
+
+
+def _expand(value: Any, where: tuple[str, ...], model: type[BaseModel]) -> Any:
+    if isinstance(value, dict):
+        return {key: _expand(item, (*where, str(key)), model) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_expand(item, (*where, str(number)), model) for number, item in enumerate(value)]
+    if isinstance(value, str) and not _is_late(model, where):
+        for name in VARIABLE.findall(value):
+            if name not in os.environ:
+                raise UserError(
+                    f"{setting_path(where)}: the environment variable {name} is not set; "
+                    f"set it, or write the path itself instead of ${{{name}}}"
+                )
+            FILLED_IN[name] = os.environ[name]
+            value = value.replace(f"${{{name}}}", os.environ[name])
+    return value
+
+
+def _is_late(model: type[BaseModel], where: tuple[str, ...]) -> bool:
+    """Whether ${VARIABLES} there are filled in by who uses them (stages.settings.late)."""
+    for part in where:
+        field = model.model_fields.get(part)
+        if field is None:  # the place in a list, the key of a mapping
+            continue
+        extra = field.json_schema_extra
+        if isinstance(extra, dict) and extra.get("late"):
+            return True
+        found = _settings_class(field.annotation)
+        if found is None:
+            return False
+        model = found
+    return False
+
+
+def setting_path(where: tuple[str, ...]) -> str:
+    """("teachers", "0", "weight") as teachers[0].weight."""
+    path = ""
+    for part in where:
+        path += f"[{part}]" if part.isdigit() else f".{part}"
+    return path.removeprefix(".") or "recipe"
+
+
+class _Known:
+    """Which settings there are at a path: fields of classes, and what plug-ins add."""
+
+    def __init__(self, model: type[BaseModel], extensions: Any) -> None:
+        self._model, self._extensions = model, extensions
+
+    def names_at(self, where: tuple[str, ...]) -> list[str]:
+        model = self._model
+        for part in where:
+            more = self._added(model)
+            if part in model.model_fields:
+                found = _settings_class(model.model_fields[part].annotation)
+                assert found is not None, f"{part} has no settings class"
+                model = found
+            elif part in more:  # else the place in a list, the key of a mapping
+                model = more[part]
+        return [*model.model_fields, *self._added(model)]
+
+    def _added(self, model: type[BaseModel]) -> Mapping[str, type[BaseModel]]:
+        if not issubclass(model, Open):
+            return {}
+        return getattr(self._extensions, model.additions, {})
+
+
+def _settings_class(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for inner in getattr(annotation, "__args__", ()):
+        found = _settings_class(inner)
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,100 @@
+"""The report page of a run: figures, pictures, provenance. One self-contained HTML file."""
+
+import html
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from pipeline.plan.plan import Plan
+from pipeline.recipe.read import dump_recipe
+from pipeline.report.figures import Results
+from pipeline.report.plots import new_figure, svg_text
+from pipeline.report.table import results_table
+from stages.contract import EncoderLabel
+
+STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;"
+    "color:#222}pre{background:#f5f5f5;padding:1rem;overflow-x:auto;font-size:13px}"
+    "svg{max-width:100%;height:auto}h1,h2{line-height:1.2}"
+)
+
+OTHER_COLOURS = ["#ff9d3c", "#d9c27a", "#a58bc0"]
+
+
+def write_report(plan: Plan, results: Results, record: str) -> None:
+    """Writes `report.html` into the run's record."""
+    parts = [f"<h2>What was gained</h2>{_bars(results)}"]
+    for name, planned in plan.nodes.items():
+        if planned.node.recipe == plan.recipe.name and plan.store.manifest(planned.folder):
+            artifact = plan.store.open(planned.folder, name)
+            for title, body in planned.node.stage.report(artifact).items():
+                parts.append(f"<h2>{html.escape(title)}</h2>{_body(body)}")
+    lines = [f"{name}: {folder}" for name, folder in results.artifacts.items()]
+    page = f"""<!doctype html><html lang="en"><meta charset="utf-8">
+<title>{plan.recipe.name}</title><style>{STYLE}</style>
+<h1>{plan.recipe.name}</h1>
+<pre>{html.escape(results_table(results))}</pre>
+{"".join(parts)}
+<h2>Artifacts</h2><pre>{html.escape(chr(10).join(lines))}</pre>
+<h2>Recipe</h2><pre>{html.escape(dump_recipe(plan.recipe))}</pre></html>
+"""
+    plan.store.root.write(f"{record}/report.html", page.encode())
+
+
+def _body(body: str | list[dict[str, Any]]) -> str:
+    """A text as a paragraph; rows of metrics by step as curves."""
+    return f"<p>{html.escape(body)}</p>" if isinstance(body, str) else _curves(body)
+
+
+def _colour(encoder: EncoderLabel, others: Iterator[str]) -> str:
+    if encoder.role == "before":
+        return "#bbbbbb"
+    if encoder.role == "after":
+        return "#0b3d66" if encoder.ranks else "#1f77b4"
+    return next(others)
+
+
+def _bars(results: Results) -> str:
+    """Every figure in percent as a group of bars, encoders in the table's order."""
+    encoders = results.encoders
+    groups = [
+        name
+        for name in results.columns
+        if any(f.percent for e in encoders for f in results.figures(e).values() if f.name == name)
+    ]
+    if not groups:
+        return "<p>The recipe evaluates nothing.</p>"
+    figure, axes = new_figure(9, 3.4)
+    others = itertools.cycle(OTHER_COLOURS)
+    width = 0.8 / len(encoders)
+    for number, encoder in enumerate(encoders):
+        figures = results.figures(encoder)
+        present = [(place, figures[name].value) for place, name in enumerate(groups)
+                   if name in figures]  # fmt: skip
+        offset = (number - (len(encoders) - 1) / 2) * width
+        places, heights = [place + offset for place, _ in present], [value for _, value in present]
+        colour = _colour(encoder, others)
+        bars = axes.bar(places, heights, width * 0.94, label=encoder.title, color=colour)
+        axes.bar_label(bars, fmt="%.1f", fontsize=8, padding=1)
+    axes.set_xticks(range(len(groups)), groups)
+    axes.set_ylim(0, 108)
+    axes.set_ylabel("x 100")
+    figure.legend(loc="outside upper center", ncols=len(encoders), frameon=False)
+    return svg_text(figure)
+
+
+def _curves(history: list[dict[str, Any]]) -> str:
+    """Loss per step, and the dev score where there is one."""
+    figure, axes = new_figure(9, 3)
+    steps = [row["step"] for row in history]
+    axes.plot(steps, [row["loss"] for row in history], color="#1f77b4", label="loss")
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss")
+    dev = [(row["step"], row["dev_spearman"]) for row in history if "dev_spearman" in row]
+    if dev:
+        other = axes.twinx()
+        other.plot(*zip(*dev, strict=True), color="#d95f02", marker="o", label="dev")
+        other.set_ylabel("dev Spearman x 100")
+        other.spines[["top"]].set_visible(False)
+    figure.legend(loc="outside upper center", ncols=2, frameon=False)
+    return svg_text(figure)

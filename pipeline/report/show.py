@@ -1,0 +1,114 @@
+"""What a run or an artifact is: where from, when, how long, how many rows, a sample of them."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from pipeline.plan.plan import make_plan
+from pipeline.report.figures import Results, collect
+from pipeline.report.table import results_table
+from pipeline.store.artifacts import Artifact, ArtifactStore
+from pipeline.store.history import newest_record
+from stages.builtin import BUILTIN
+from stages.errors import UserError
+from stages.files import masked_uri
+from stages.plugins import load_extensions
+from stages.recipe import Recipe
+
+
+def show(what: str, storage: str, num_rows: int, plugins: Sequence[str] = ()) -> str:
+    """Text about a recipe's newest run, or about the artifact whose folder is `what`.
+
+    Args:
+        plugins: packages that know further kinds of artifacts.
+
+    Raises:
+        UserError: there is neither.
+    """
+    store = ArtifactStore(storage)
+    what = what.strip("/")
+    if store.manifest(what) is not None:
+        return _artifact(store, store.open(what), num_rows, plugins)
+    record = newest_record(store.root, what)
+    if record is None:
+        known = ", ".join(store.root.list("history")) or "none"
+        raise UserError(
+            f"show {what}: storage '{masked_uri(storage)}' has neither such an artifact nor "
+            f"a run of that recipe (recipes run here: {known})"
+        )
+    return _run(store, record)
+
+
+def _run(store: ArtifactStore, record: str) -> str:
+    nodes = json.loads(store.root.read(f"{record}/run.json"))
+    lines = [record]
+    for name, entry in nodes.items():
+        manifest = store.manifest(entry["folder"])
+        state = f"{manifest.created}, {manifest.seconds:,.0f} s" if manifest else "not finished"
+        lines.append(f"  {name:<18} {entry['folder']:<40} {state}")
+    if store.root.exists(f"{record}/results.json"):
+        raw = json.loads(store.root.read(f"{record}/results.json"))
+        if "measurements" in raw:
+            lines += ["", results_table(Results.read(raw))]
+        else:  # of a version before typed figures
+            lines += ["", f"figures of an older version: {store.root.path(record)}/results.json"]
+    return "\n".join(lines)
+
+
+def _artifact(
+    store: ArtifactStore, artifact: Artifact, num_rows: int, plugins: Sequence[str]
+) -> str:
+    manifest = artifact.manifest
+    lines = [
+        artifact.folder,
+        f"  made      {manifest.created} in {manifest.seconds:,.0f} s by recipe {manifest.recipe}",
+        f"  machine   {manifest.machine}; "
+        + ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),
+        f"  print     {manifest.fingerprint}",
+        f"  inputs    {', '.join(manifest.inputs.values()) or 'none'}",
+    ]
+    if manifest.shards:
+        size = sum(f.num_bytes for shard in manifest.shards for f in shard.files.values())
+        lines.append(
+            f"  holds     {manifest.num_rows:,} rows in {len(manifest.shards)} shards, "
+            f"{size / 1e6:,.1f} MB"
+        )
+    if manifest.files:
+        lines.append(f"  files     {', '.join(manifest.files)}")
+    lines.append("  settings")
+    lines += [f"    {key} = {json.dumps(value)}" for key, value in manifest.identity.items()]
+    if manifest.stats:
+        lines.append("  figures")
+        for key, value in manifest.stats.items():
+            lines += _figure(key, value)
+    stages = {stage.kind: stage for stage in load_extensions(BUILTIN, plugins).stages}
+    if manifest.kind in stages:
+        stage = stages[manifest.kind]
+        lines += stage.sample(artifact, lambda name: store.open(manifest.inputs[name]), num_rows)
+    return "\n".join(lines)
+
+
+def _figure(key: str, value: Any) -> list[str]:
+    """`key = value`; a table (a list of figures) gets a line each."""
+    if isinstance(value, dict) and any(isinstance(inner, list | dict) for inner in value.values()):
+        return [line for name, inner in value.items() for line in _figure(f"{key}.{name}", inner)]
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return [f"    {key}"] + [f"      {json.dumps(row)}" for row in value]
+    return [f"    {key} = {json.dumps(value)}"]
+
+
+def show_result(recipe: Recipe) -> str:
+    """The table of a recipe whose artifacts are up to date, and where to find everything."""
+    plan = make_plan(recipe)
+    store, results = plan.store, collect(plan)
+    if not results.complete:
+        return "no results yet: the evaluation has not been made"
+    lines = ["", results_table(results), ""]
+    link = store.root.local_path(f"students/{recipe.name}")
+    if link is not None and link.exists():
+        lines.append(f"student: {link}  (SentenceTransformer loads this folder)")
+    record = newest_record(store.root, recipe.name, plan.folders)
+    if record is not None:
+        lines.append(f"report:  {store.root.path(record)}/report.html")
+        lines.append(f"as JSON: {store.root.path(record)}/results.json")
+    return "\n".join(lines)

@@ -1,0 +1,304 @@
+"""Where nodes run on Ray: row-wise ones in Ray Data's actor pools over shard numbers, trainings of
+several workers under Ray Train, everything else in Ray tasks.
+
+Nothing home-made schedules, retries or moves data. What is ours is the ledger of shards and the
+checkpoints, so a worker that dies costs its open shard, or the steps since its last checkpoint.
+"""
+
+import errno
+import logging
+import os
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from pipeline.run.board import poster
+from pipeline.run.workspace import Workspace
+from stages.contract import RowWise, Say, Shard, Workers
+from stages.errors import UserError
+from stages.plugins import plugin_version
+from stages.text import clock
+
+
+def make_nodes(works: Sequence[Workspace], board: Any, say: Callable[[str], Say]) -> None:
+    """Makes nodes that share what they load (mostly: one node); returns when all are published.
+
+    Args:
+        say: for a node's name, what takes progress in the driver.
+
+    Raises:
+        UserError: as the stage raised it, without Ray's wrapping.
+    """
+    first = works[0]
+    stage, resources = first.node.stage, first.node.stage.resources()
+    secrets = {name: _secret(name, first.name) for name in resources.secrets}
+    works = [replace(work, secrets=secrets) for work in works]
+    if isinstance(stage, RowWise):
+        for work in works:
+            _make_rows(work, stage, say(work.name))
+            stage.finish(replace(work, tell=say(work.name)))
+    elif resources.in_driver:
+        _make_here([replace(work, tell=say(work.name)) for work in works])
+    elif resources.workers is not None:
+        for work in works:
+            make_on_workers(work, resources.workers, board, _make_alone)
+    else:
+        has_gpu = bool(resources.gpu and ray.cluster_resources().get("GPU"))
+        options = {"num_cpus": resources.cpus, "num_gpus": int(has_gpu)}
+        _task(_make_there, options | {"max_retries": first.node.retries}, works, board)
+
+
+def _secret(variable: str, node: str) -> str:
+    if variable not in os.environ:
+        raise UserError(f"{node}: the environment variable {variable} is not set")
+    return os.environ[variable]
+
+
+def check_plugins(plugins: Sequence[str]) -> None:
+    """Looks for plug-ins on every machine of the cluster.
+
+    Raises:
+        UserError: a machine lacks one that the driver has, or has another version.
+    """
+    if not plugins:
+        return
+    wanted = {name: plugin_version(name) for name in plugins}
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    look = ray.remote(num_cpus=0)(_plugin_versions)
+    asked = [
+        look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(
+            list(plugins)
+        )
+        for node in nodes
+    ]
+    for node, found in zip(nodes, ray.get(asked), strict=True):
+        for name, version in wanted.items():
+            if found[name] != version:
+                has = f"has {found[name]}" if found[name] else "lacks it"
+                raise UserError(
+                    f"plugins: '{name}' {version} is installed here, but machine {node[:8]} of the "
+                    f"cluster {has}; install the same version everywhere"
+                )
+
+
+def _plugin_versions(plugins: Sequence[str]) -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for name in plugins:
+        try:
+            found[name] = plugin_version(name)
+        except UserError:
+            found[name] = None
+    return found
+
+
+def _make_here(works: Sequence[Workspace]) -> None:
+    loaded = works[0].node.stage.load(works[0])
+    for work in works:
+        work.node.stage.make(work, loaded)
+
+
+def _make_there(works: Sequence[Workspace], board: Any) -> None:
+    use_assigned_cores()
+    _make_here([replace(work, tell=poster(work.name, board)) for work in works])
+
+
+def _make_alone(work: Workspace) -> None:
+    _make_here([work])
+
+
+def _task(
+    function: Callable[..., None], options: dict[str, Any], works: Sequence[Workspace], *more: Any
+) -> None:
+    remote = ray.remote(**options)(function)
+    try:
+        ray.get(remote.remote(works, *more))
+    except ray.exceptions.RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, UserError):
+            raise cause from None
+        if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
+            raise UserError(
+                f"{works[0].name}: the disk of the temporary folder is full. Free some space or "
+                "set TMPDIR to a larger place, and run again to continue."
+            ) from None
+        raise
+
+
+def use_assigned_cores() -> None:
+    """As many torch threads as Ray gave this process cores, and no GPU that it did not give."""
+    if not ray.get_gpu_ids():
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # read when torch first asks for a GPU
+    import torch
+
+    cores = ray.get_runtime_context().get_assigned_resources().get("CPU", 1)
+    torch.set_num_threads(max(1, int(cores)))
+
+
+class ShardActor:
+    """Ray Data's view of a pass: rows of shard numbers in, the same with row counts out.
+
+    A user error travels as data: Ray Data would otherwise retry it or wrap it beyond reading.
+    """
+
+    def __init__(
+        self, work: Workspace, open_pass: Callable[[Workspace], Callable[[int], Shard | None]]
+    ) -> None:
+        use_assigned_cores()
+        self._work = work
+        self._open = open_pass
+        self._make: Callable[[int], Shard | None] | None = None
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        if row.get("error"):  # of the pass before
+            return row
+        number, rows = int(row["shard"]), 0
+        try:
+            if self._make is None:
+                self._make = self._open(self._work)
+            shard = self._make(number)
+            if shard is not None:
+                self._work.put_shard(number, shard)
+                rows = shard.num_rows
+            return {"shard": number, "rows": rows, "error": ""}
+        except UserError as error:
+            return {"shard": number, "rows": 0, "error": str(error)}
+
+
+def _make_rows(work: Workspace, stage: RowWise, say: Say) -> None:
+    """Makes the missing shards: each goes through the passes, one actor pool for each."""
+    from ray.data import ActorPoolStrategy, DataContext
+
+    todo, total = work.missing_shards(), len(work.expected_rows())
+    if not todo:
+        return
+    passes = stage.passes()
+    logging.getLogger("ray.data").setLevel(logging.ERROR)  # our own lines say how far it is
+    DataContext.get_current().enable_progress_bars = False
+    cores = ray.cluster_resources().get("CPU", 1)
+    gpus = ray.cluster_resources().get("GPU", 0) if stage.resources().gpu else 0
+    most = min(len(todo), max(1, int(gpus or cores)))
+    share = 1.0 if (gpus or cores) >= len(passes) else 1 / len(passes)  # all must fit at once
+    results: Any = ray.data.from_items(
+        [{"shard": number} for number in todo], override_num_blocks=len(todo)
+    )
+    # no other way to say this exists in Ray 2.60; pyproject.toml stays below 2.64
+    warnings.filterwarnings("ignore", message="`ray_remote_args_fn` is deprecated")
+    retries = work.node.retries
+    for open_pass in passes:
+        results = results.map(
+            ShardActor,
+            fn_constructor_args=(work, open_pass),
+            compute=ActorPoolStrategy(min_size=1, max_size=most, initial_size=1),
+            num_cpus=share if not gpus else min(1.0, cores / len(passes)),
+            num_gpus=share if gpus else 0,
+            ray_remote_args_fn=lambda: dict.fromkeys(("max_restarts", "max_task_retries"), retries),
+        )
+    started = time.monotonic()
+    rows = 0
+    for made, result in enumerate(results.iter_rows(), start=1):
+        if result["error"]:
+            raise UserError(result["error"])
+        rows += result["rows"]
+        seconds = time.monotonic() - started
+        say(
+            f"{total - len(todo) + made}/{total} shards  {rows:,} rows  "
+            f"{rows / seconds:,.0f} rows/s  ETA {clock((len(todo) - made) * seconds / made)}"
+        )
+
+
+def make_on_workers(
+    work: Workspace, workers: Workers, board: Any, make: Callable[[Workspace], None]
+) -> None:
+    """Runs `make` on every training worker; grouped ones find each other through Ray Train."""
+    if workers.grouped:
+        _group(work, workers, board, make)
+        return
+    cores, gpus = placement(workers, work.name)
+    options = {"num_cpus": cores, "num_gpus": gpus, "max_retries": work.node.retries}
+    _task(_make_there, options, [work], board)
+
+
+def placement(workers: Workers, name: str) -> tuple[int, int]:
+    """Cores and GPUs of one training worker.
+
+    Raises:
+        UserError: the cluster can never give that much at once.
+    """
+    have = ray.cluster_resources()
+    gpus = workers.gpus
+    if gpus is None:
+        gpus = 1 if have.get("GPU", 0) >= workers.count else 0
+    nodes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+
+    def fitting(cores: int) -> int:
+        return sum(node // cores for node in nodes)
+
+    cores = workers.cpus or max(1, min(max(nodes), sum(nodes) // workers.count))
+    if workers.cpus is None:
+        while cores > 1 and fitting(cores) < workers.count:  # workers do not span machines
+            cores -= 1
+    if fitting(cores) < workers.count or gpus * workers.count > have.get("GPU", 0):
+        raise UserError(
+            f"{name}: {workers.count} worker(s) with {cores} core(s) and {gpus} GPU(s) each do not "
+            f"fit into this cluster ({sum(nodes)} cores, {int(have.get('GPU', 0))} GPUs); "
+            "lower train.num_workers, cpus_per_worker or gpus_per_worker"
+        )
+    return cores, gpus
+
+
+def _group(
+    work: Workspace, workers: Workers, board: Any, make: Callable[[Workspace], None]
+) -> None:
+    from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    cores, gpus = placement(workers, work.name)
+    # Ray's own record of the run is scratch: checkpoints are ours (stages/train/checkpoint.py)
+    root = work.root
+    scratch = f"work/ray/{work.node.fingerprint[:8]}-{time.time_ns()}"
+    trainer = TorchTrainer(
+        _make_in_group,
+        train_loop_config={"work": work, "board": board, "make": make, "cores": cores},
+        torch_config=TorchConfig(backend="nccl" if gpus else "gloo"),
+        scaling_config=ScalingConfig(
+            num_workers=workers.count,
+            use_gpu=gpus > 0,
+            resources_per_worker={"CPU": cores} | ({"GPU": gpus} if gpus else {}),
+        ),
+        run_config=RunConfig(
+            name="train",
+            storage_path=root.path(scratch),
+            storage_filesystem=root.fs,
+            failure_config=FailureConfig(max_failures=work.node.retries),
+        ),
+    )
+    try:
+        trainer.fit()
+    except TrainingFailedError:
+        error = ray.get(board.error.remote(work.name))
+        if error is None:
+            raise
+        raise error from None
+    finally:
+        root.delete(scratch)
+
+
+def _make_in_group(config: dict[str, Any]) -> None:
+    import torch
+
+    work, board = config["work"], config["board"]
+    if error := ray.get(board.error.remote(work.name)):
+        raise error  # a restart cannot mend what the user must
+    if not ray.get_gpu_ids():
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    torch.set_num_threads(config["cores"])
+    try:
+        config["make"](replace(work, tell=poster(work.name, board)))
+    except UserError as error:
+        ray.get(board.post_error.remote(work.name, error))
+        raise  # so that Ray Train ends the other workers, which may wait for this one

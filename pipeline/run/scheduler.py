@@ -1,0 +1,73 @@
+"""Which nodes run when: each once its inputs are made, side by side where nothing forbids it.
+
+Knows neither Ray nor stages by name. The driver's threads only wait; Ray does the work.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+
+from pipeline.plan.graph import Node
+
+
+def batches(nodes: Sequence[Node]) -> list[list[Node]]:
+    """Nodes that share what they load stand together; order kept."""
+    found: dict[str, list[Node]] = {}
+    for node in nodes:
+        found.setdefault(node.stage.shares or f"alone {node.name}", []).append(node)
+    return list(found.values())
+
+
+def run_ready(
+    nodes: Sequence[Node], make: Callable[[list[Node]], None], tick: Callable[[], None]
+) -> None:
+    """Makes every batch once its inputs among `nodes` are made; the first error ends the run.
+
+    Threads are daemons: an error or Ctrl-C does not wait for hours of other work, whose finished
+    shards and checkpoints count anyway.
+
+    Args:
+        tick: called a few times a second.
+    """
+    waiting = batches(nodes)
+    running: dict[int, list[Node]] = {}
+    finished: queue.Queue[tuple[int, BaseException | None]] = queue.Queue()
+
+    def attempt(number: int, batch: list[Node]) -> None:
+        try:
+            make(batch)
+        except BaseException as error:  # handed to the main thread, which raises it
+            finished.put((number, error))
+        else:
+            finished.put((number, None))
+
+    number = 0
+    while waiting or running:
+        for batch in list(waiting):
+            if _may_start(batch, waiting, list(running.values())):
+                waiting.remove(batch)
+                running[number] = batch
+                threading.Thread(target=attempt, args=(number, batch), daemon=True).start()
+                number += 1
+        try:
+            ended, error = finished.get(timeout=0.5)
+        except queue.Empty:
+            tick()
+            continue
+        tick()
+        if error is not None:
+            raise error
+        del running[ended]
+
+
+def _may_start(batch: list[Node], waiting: list[list[Node]], running: list[list[Node]]) -> bool:
+    unmade = {node.name for other in (*waiting, *running) for node in other}
+    if any(unmade.intersection(node.inputs.values()) for node in batch):
+        return False
+    wanted = batch[0].stage.resources()
+    taken = [other[0].stage.resources() for other in running]
+    if any(other.alone for other in taken) or (wanted.alone and taken):
+        return False
+    if wanted.alone and len(waiting) > 1:  # last, unless all that waits is such
+        return all(other[0].stage.resources().alone for other in waiting)
+    return not wanted.exclusive or all(other.exclusive != wanted.exclusive for other in taken)

@@ -1,0 +1,82 @@
+"""A Ray session: joined or started, and ended."""
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from stages.errors import UserError
+
+
+@contextmanager
+def ray_session(address: str | None) -> Iterator[None]:
+    """Joins the cluster at `address` (or the job's own), else starts Ray on this machine.
+
+    Within a session another one is the same.
+
+    Raises:
+        UserError: nothing answers at `address`.
+    """
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # read when Ray is imported
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    environment: dict[str, Any] = {
+        "env_vars": {"TOKENIZERS_PARALLELISM": "false", "RAY_AIR_NEW_OUTPUT": "0"}
+    }
+    os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")
+    address = address or os.environ.get("RAY_ADDRESS")
+    if address is not None:
+        _check_reachable(address)
+    try:
+        with _silent_stderr():
+            ray.init(
+                address=address or "local",
+                runtime_env=environment,
+                logging_level=logging.ERROR,
+                log_to_driver=False,
+            )
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        if address is None:
+            raise
+        raise UserError(
+            f"--address {address}: no Ray cluster can be joined there ({error}). Check the address "
+            "and, if the cluster asks for a token, RAY_AUTH_MODE and RAY_AUTH_TOKEN."
+        ) from None
+    try:
+        yield
+    finally:
+        # after an error other nodes may still run: Ray Data would print a trace for each of them
+        logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+        ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Raises UserError within seconds where `ray.init` would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except OSError as error:
+        raise UserError(
+            f"--address {address}: no Ray cluster can be joined there ({error}). Check the address "
+            "and that the cluster runs."
+        ) from None
+
+
+@contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Ray's C++ core announces its log level on stderr at every start; Python errors still rise."""
+    kept = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)

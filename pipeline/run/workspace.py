@@ -1,0 +1,150 @@
+"""One node to be made: its opened inputs, where its result goes, how it is published.
+
+This is the `Work` that stages are handed (stages/contract.py). It is small and picklable: it
+travels to the process that does the work.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline.plan.graph import Node
+from pipeline.store.artifacts import Artifact, ArtifactStore, ShardRecord, new_manifest
+from stages.contract import Say, Shard
+from stages.files import Root
+
+
+def silent(text: str, important: bool = False) -> None:
+    """Tells nobody."""
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A node on its way.
+
+    inputs: folders of the artifacts it reads, by what its stage calls them.
+    tell: takes progress. secrets: values of the environment variables that its stage names.
+    """
+
+    node: Node
+    storage: str
+    folder: str
+    inputs: dict[str, str]
+    started: float = field(default_factory=time.time)
+    tell: Say = silent
+    secrets: dict[str, str] = field(default_factory=dict, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"tell": silent}  # whoever unpickles it says how progress is told
+
+    @property
+    def store(self) -> ArtifactStore:
+        return ArtifactStore(self.storage)
+
+    @property
+    def root(self) -> Root:
+        return self.store.root
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    @property
+    def scratch(self) -> str:
+        return f"work/{self.folder}"
+
+    @property
+    def owner(self) -> str:
+        return self.node.fingerprint[:16]
+
+    @property
+    def input_names(self) -> list[str]:
+        return list(self.inputs)
+
+    def input(self, name: str) -> Artifact:
+        return self.store.open(self.inputs[name], self.node.inputs.get(name))
+
+    def secret(self, variable: str) -> str:
+        return self.secrets[variable]
+
+    def say(self, text: str, important: bool = False) -> None:
+        self.tell(text, important)
+
+    def expected_rows(self) -> dict[int, int]:
+        """Rows that every shard must have, by its number; none of nodes that are not row-wise."""
+        if not self.node.stage.row_wise:
+            return {}
+        return self.node.stage.expected_rows(self.input(self.input_names[0]))
+
+    def missing_shards(self) -> list[int]:
+        """Shard numbers that a row-wise node still lacks."""
+        rows = self.expected_rows()
+        finished = self.store.finished_shards(self.folder)
+        found = {number: shard.num_rows for number, shard in finished.items()}
+        return [number for number in sorted(rows) if found.get(number) != rows[number]]
+
+    def whole_shards(self) -> list[ShardRecord]:
+        """Finished shards of a row-wise node; raises UserError unless all of them are there."""
+        return self.store.whole_shards(self.folder, self.expected_rows())
+
+    def put_shard(self, number: int, shard: Shard) -> None:
+        self.store.put_shard(self.folder, number, shard.files, shard.num_rows)
+
+    def read_shard_file(self, name: str) -> Iterator[bytes]:
+        """File `name` of every shard, in shard order; the node need not be published."""
+        for shard in self.whole_shards():
+            yield self.root.read(f"{self.folder}/{shard.files[name].path}")
+
+    def publish(
+        self,
+        stats: dict[str, Any],
+        folder: Path | None = None,
+        rows: Mapping[int, int] | None = None,
+    ) -> None:
+        """Publishes the shards of the ledger and the files of a local folder: all, or nothing.
+
+        Args:
+            rows: number of rows of every shard that was made, by its number; None: those of the
+                source of a row-wise node, no shards of others.
+
+        Raises:
+            UserError: a shard is missing, or has another number of rows.
+        """
+        store, node = self.store, self.node
+        rows = self.expected_rows() if rows is None else rows
+        manifest = new_manifest(
+            node,
+            recipe=node.recipe,
+            inputs=self.inputs,
+            shards=store.whole_shards(self.folder, rows),
+            files=store.put_files(self.folder, folder) if folder else {},
+            stats=stats | {"node": node.name},
+            started=self.started,
+        )
+        store.publish(self.folder, manifest, rows)
+        store.root.delete(self.scratch)
+
+    def forget(self) -> None:
+        """Removes what is stored of the node."""
+        self.store.forget(self.folder)
+
+
+def workspaces(
+    nodes: Sequence[Node], storage: str, folders: Mapping[str, str]
+) -> dict[str, Workspace]:
+    """A workspace for each node, by name.
+
+    Args:
+        folders: of all nodes' artifacts, by node.
+    """
+    return {
+        node.name: Workspace(
+            node,
+            storage,
+            folders[node.name],
+            {own: folders[name] for own, name in node.inputs.items()},
+        )
+        for node in nodes
+    }

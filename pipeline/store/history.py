@@ -1,0 +1,82 @@
+"""The record of a recipe's runs: `history/<recipe>/<time>/`, newest last.
+
+`recipe.yaml` (resolved; `recipe.<name>.yaml` for each it builds on) and `run.json` (artifacts and
+their settings) are written when a run starts, `results.json` and `report.html` when it ends.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from stages.files import Root
+
+
+def start_record(
+    root: Root,
+    name: str,
+    recipes: Mapping[str, str],
+    folders: Mapping[str, str],
+    identities: Mapping[str, dict[str, Any]],
+) -> str:
+    """Writes the record of a starting run; returns its folder.
+
+    Args:
+        name: of the recipe that runs.
+        recipes: resolved, as YAML, by name: that one, and those that it builds on.
+        folders, identities: of all nodes, by node.
+    """
+    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime()) + f"{time.time_ns() // 1000 % 10**6:06d}"
+    folder = f"history/{name}/{stamp}"
+    for other, text in recipes.items():
+        file = "recipe.yaml" if other == name else f"recipe.{other}.yaml"
+        root.write(f"{folder}/{file}", text.encode())
+    record = {
+        node: {"folder": place, "settings": identities[node]} for node, place in folders.items()
+    }
+    root.write(f"{folder}/run.json", json.dumps(record, indent=1).encode())
+    return folder
+
+
+def newest_record(
+    root: Root, recipe_name: str, artifacts: dict[str, str] | None = None
+) -> str | None:
+    """Folder of a recipe's newest run, or None.
+
+    Args:
+        artifacts: if given, only a run that ended with results made of exactly these.
+    """
+    for stamp in reversed(root.list(f"history/{recipe_name}")):
+        folder = f"history/{recipe_name}/{stamp}"
+        if artifacts is None:
+            if root.exists(f"{folder}/run.json"):
+                return folder
+        elif root.exists(f"{folder}/results.json"):
+            results = json.loads(root.read(f"{folder}/results.json"))
+            if results["artifacts"] == artifacts:
+                return folder
+    return None
+
+
+def artifacts_in_history(root: Root, known: dict[str, set[str]]) -> set[str]:
+    """Folders of all artifacts that runs of recipes use or have used.
+
+    Args:
+        known: what was read before, by run; what is new is added.
+    """
+    for name in root.list("history"):
+        for stamp in root.list(f"history/{name}"):
+            run = f"history/{name}/{stamp}"
+            if run not in known and root.exists(f"{run}/run.json"):
+                record = json.loads(root.read(f"{run}/run.json"))
+                known[run] = {entry["folder"] for entry in record.values()}
+    return set().union(*known.values())
+
+
+def last_settings(root: Root, recipe_name: str) -> dict[str, Any]:
+    """Settings by node of the newest run; empty when there was none."""
+    folder = newest_record(root, recipe_name)
+    if folder is None:
+        return {}
+    record = json.loads(root.read(f"{folder}/run.json"))
+    return {name: entry["settings"] for name, entry in record.items()}

@@ -1,0 +1,62 @@
+"""Teacher factors of an encoder: every sentence through it, once."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from stages.contract import Known, Opened, Resources, RowWise, Shard, Work
+from stages.encoder.source import EncoderSource
+from stages.planning import Graph, Inputs
+from stages.samples import factor_rows
+from stages.sentences.stage import read_texts
+
+if TYPE_CHECKING:
+    from stages.recipe import TeacherSettings
+
+
+@dataclass(frozen=True)
+class Embed(RowWise):
+    """Sentences to `factors.npy`: unit rows (N, D) fp16 in each shard."""
+
+    encoder: EncoderSource[Any]
+
+    kind = "embed"
+    version = 1
+
+    def identity(self, inputs: Mapping[str, Known]) -> dict[str, Any]:
+        return self.encoder.identity(inputs)
+
+    def resources(self) -> Resources:
+        return Resources(gpu=True)
+
+    def check(self) -> None:
+        self.encoder.check()
+
+    def open(self, work: Work) -> Callable[[int], Shard]:
+        from stages.embed.embedder import Embedder
+
+        embed, sentences = Embedder(self.encoder.located(work)), work.input("sentences")
+
+        def make(number: int) -> Shard:
+            texts = read_texts(sentences, number)
+            return Shard(embed(texts), len(texts))
+
+        return make
+
+    @classmethod
+    def sample(
+        cls, artifact: Opened, open_input: Callable[[str], Opened], num_rows: int
+    ) -> list[str]:
+        return factor_rows(artifact.shard_path(artifact.shard_numbers[0], "factors.npy"), num_rows)
+
+
+def cosine_factors(graph: Graph, teacher: "TeacherSettings", where: str, teaches: bool) -> str:
+    """What a teacher with `similarity: cosine` teaches: its vectors."""
+    return add_embedding(graph, teacher, where) if teaches else ""
+
+
+def add_embedding(graph: Graph, teacher: "TeacherSettings", where: str) -> str:
+    """Adds the node `embed:NAME` of a teacher and returns its name."""
+    encoder = graph.encoder(teacher.encoder())
+    inputs: Inputs = ["sentences", *encoder.inputs]
+    return graph.add(f"embed:{teacher.name}", Embed(encoder), inputs, teacher.name, where)

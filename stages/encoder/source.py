@@ -1,0 +1,121 @@
+"""Which encoder a stage uses: its settings and, if a recipe trains it, that training.
+
+Imports no torch.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from stages.contract import Known, Work
+from stages.encoder.settings import (
+    EncoderSettings,
+    ModelSettings,
+    check_config,
+    model_folder,
+    space_is_part_of_a_token,
+)
+from stages.encoder.settings import resolved as with_pooling
+from stages.errors import UserError
+
+# Of encoders whose template has a space before the sentence that may be part of a token: until 1
+# that space was a token of its own. Others have no such mark: what they made is found as before.
+TEMPLATE_TOKENS = 2
+
+E = TypeVar("E", bound=EncoderSettings, covariant=True)
+
+
+class Training(Protocol):
+    """The stage that makes a model, as far as whoever uses the model looks at it."""
+
+    def output_config(self) -> dict[str, Any]:
+        """What the model's config.json will say."""
+
+
+@dataclass(frozen=True)
+class EncoderSource(Generic[E]):
+    """An encoder of a recipe.
+
+    training: what makes the model when `settings.model` names a recipe's student; the node that
+        uses it then reads that training under the name `settings.model`.
+    node: name of that training in the graph.
+    """
+
+    settings: E
+    training: Training | None = None
+    node: str = ""
+
+    @property
+    def inputs(self) -> list[tuple[str, str]]:
+        """What a node with this encoder reads: (its own name for it, the graph's)."""
+        return [(self.settings.model, self.node)] if self.training is not None else []
+
+    def identity(self, inputs: Mapping[str, Known], where: str = "encoder") -> dict[str, Any]:
+        """The encoder's settings under `encoder.`: the same encoder is the same artifact as a
+        teacher, a student's start or in another recipe."""
+        found = self.settings.identity(where)
+        found.pop("revision")  # part of the model's description where it matters
+        if space_is_part_of_a_token(self.settings):
+            found["template_tokens"] = TEMPLATE_TOKENS
+        if self.training is not None:
+            found["model"] = {"recipe": inputs[self.settings.model].fingerprint}
+        return {f"encoder.{key}": value for key, value in found.items()}
+
+    def located(self, work: Work) -> E:
+        """The settings with the student of a recipe named by its folder."""
+        if self.training is None:
+            return self.settings
+        model = work.input(self.settings.model).folder_path("model")
+        return self.settings.model_copy(update={"model": str(model)})
+
+    def config(self) -> dict[str, Any]:
+        """The model's config.json, or what it will be; may ask the hub.
+
+        Raises:
+            UserError: no such model.
+        """
+        if self.training is not None:
+            return self.training.output_config()
+        folder = model_folder(self.settings.model)
+        if folder is not None:
+            with_pooling(self.settings, folder)
+        return model_config(self.settings)
+
+    def check(self, max_length: int | None = None) -> None:
+        """Compares the settings with the model's configuration.
+
+        Args:
+            max_length: tokens read instead of the settings'.
+
+        Raises:
+            UserError: no such model, a layer that is not there, more tokens than positions.
+        """
+        settings: EncoderSettings = self.settings
+        if max_length is not None:
+            settings = settings.model_copy(update={"max_length": max_length})
+        check_config(settings, self.config())
+
+
+def model_config(settings: ModelSettings) -> dict[str, Any]:
+    """config.json of a model that is there already; may ask the hub.
+
+    Raises:
+        UserError: it is not to be had.
+    """
+    folder = model_folder(settings.model)
+    if folder is not None:
+        return dict(json.loads((folder / "config.json").read_text()))
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        file = hf_hub_download(settings.model, "config.json", revision=settings.revision)
+    except (OSError, HfHubHTTPError, HFValidationError, ValueError) as error:
+        raise UserError(
+            f"model '{settings.model}': not in the Hugging Face cache, and cannot be fetched from "
+            f"the hub ({type(error).__name__}). Check the name and the network; offline, use a "
+            "cached model, a local folder or package:NAME."
+        ) from None
+    return dict(json.loads(Path(file).read_text()))

@@ -1,0 +1,65 @@
+"""What a test of encoders is. One test, one file, one line in `EvaluateSettings` (or a plug-in)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from stages.contract import Figure, Work
+from stages.settings import Settings
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from stages.encoder.model import Encoder
+
+# Texts to vectors (N, D) float32 whose dot products are the similarities.
+Encode = Callable[[Sequence[str]], "np.ndarray"]
+
+
+@dataclass(frozen=True)
+class Tested:
+    """The encoder under test.
+
+    encode: with rank vectors, where the node asks for them; `model` is the bare encoder.
+    """
+
+    encode: Encode
+    model: "Encoder"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a test measured.
+
+    notes: what its figures mean, a line each, shown once below the table. facts: further data for
+    whoever reads the manifest.
+    """
+
+    figures: list[Figure]
+    notes: tuple[str, ...] = ()
+    facts: tuple[tuple[str, Any], ...] = ()
+
+
+class Evaluation(Settings):
+    """One test; its settings are its identity, so another test makes nothing else stale."""
+
+    @property
+    def title(self) -> str:
+        """Names the test in node and artifact names; different tests of a recipe differ in it."""
+        raise NotImplementedError
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Nodes that it reads beside the encoder, such as `sentences`."""
+        return ()
+
+    def check(self) -> None:
+        """Looks at its files before anything is made; no torch.
+
+        Raises:
+            UserError: what is wrong, where, and how to mend it.
+        """
+
+    def score(self, tested: Tested, work: Work) -> Result:
+        """Runs the test. Figures that are no number are shown as such and never win anything."""
+        raise NotImplementedError

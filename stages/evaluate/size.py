@@ -1,0 +1,21 @@
+"""How large an encoder is."""
+
+from stages.contract import Figure, Work
+from stages.evaluate.base import Evaluation, Result, Tested
+
+
+class Size(Evaluation):
+    """Layers, and megabytes of the weights in float32. Part of every table."""
+
+    @property
+    def title(self) -> str:
+        return "size"
+
+    def score(self, tested: Tested, work: Work) -> Result:
+        backbone = tested.model.backbone
+        number = sum(p.numel() for p in backbone.parameters())
+        figures = [
+            Figure("layers", backbone.config.num_hidden_layers, "neither", decimals=0),
+            Figure("MB", 4 * number / 1e6, "lower", decimals=0),
+        ]
+        return Result(figures, facts=(("parameters", number),))

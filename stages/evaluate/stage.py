@@ -1,0 +1,118 @@
+"""The nodes of an evaluation: one for each encoder and test."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stages.contract import EncoderLabel, Known, Measurement, Resources, Stage, Work, measured
+from stages.encoder.source import EncoderSource
+from stages.evaluate.base import Encode, Evaluation, Tested
+from stages.planning import Graph, Inputs
+from stages.plugins import plugin_of
+from stages.teachers import encoding_teachers
+
+
+@dataclass(frozen=True)
+class Evaluate(Stage):
+    """One test of one encoder; all of an encoder that are missing share one loaded model.
+
+    max_length: tokens of a test sentence, for every encoder alike.
+    corpus: input with the encoder's rank corpus, and `rank_weight` the share of rank similarities
+        (1: Eq. 2, ranks alone); "" for plain cosines.
+    """
+
+    test: Evaluation
+    encoder: EncoderSource[Any]
+    label: EncoderLabel
+    max_length: int
+    corpus: str = ""
+    rank_weight: float = 0.0
+
+    kind = "evaluate"
+    version = 2
+
+    def identity(self, inputs: Mapping[str, Known]) -> dict[str, Any]:
+        found = self.encoder.identity(inputs) | {"encoder.max_length": self.max_length}
+        test = self.test.identity(f"evaluate.{self.test.title}") | plugin_of(type(self.test))
+        found["test"] = test | {"kind": type(self.test).__name__}
+        if self.corpus:
+            found["ranks.inference_weight"] = self.rank_weight
+        return found
+
+    def resources(self) -> Resources:
+        return Resources(gpu=True)
+
+    @property
+    def measures(self) -> EncoderLabel:
+        return self.label
+
+    @property
+    def shares(self) -> str:
+        # the encoder as it is loaded: batch sizes and devices included
+        whole = self.encoder.settings.model_dump(), self.max_length, self.corpus, self.rank_weight
+        return json.dumps(whole, default=str)
+
+    def check(self) -> None:
+        self.encoder.check(self.max_length)
+        self.test.check()
+
+    def load(self, work: Work) -> Tested:
+        from stages.encoder.model import load_for_inference
+
+        settings = self.encoder.located(work)
+        model = load_for_inference(settings.model_copy(update={"max_length": self.max_length}))
+        encode: Encode = model.encode_unit
+        if self.corpus:
+            from stages.ranks.similarity import RankAwareEncoder
+            from stages.ranks.stage import corpus_arrays
+
+            arrays = corpus_arrays(work.input(self.corpus))
+            encode = RankAwareEncoder(model, *arrays, self.rank_weight).encode
+        return Tested(encode, model)
+
+    def make(self, work: Work, loaded: Tested) -> None:
+        result = self.test.score(loaded, work)
+        measurement = Measurement(self.label, result.figures)
+        work.publish(measured([measurement], result.notes, **dict(result.facts)))
+
+
+def plan(graph: Graph) -> None:
+    """Student before, every teacher, student after; with what ranks add to rank teachers and to
+    the student below each."""
+    recipe = graph.recipe
+    encoders = [
+        (EncoderLabel("before", "before"), graph.encoder(recipe.student.encoder()), "student")
+    ]
+    encoders += [
+        (EncoderLabel("teacher", t.name), graph.encoder(t.encoder()), f"teachers[{number}]")
+        for number, t in encoding_teachers(graph)
+    ]
+    encoders.append((EncoderLabel("after", "after"), graph.trained_student(), ""))
+    for label, encoder, where in encoders:
+        _plan_encoder(graph, label, encoder, where)
+
+
+def _plan_encoder(
+    graph: Graph, label: EncoderLabel, encoder: EncoderSource[Any], where: str
+) -> None:
+    recipe = graph.recipe
+    title = label.name if label.role == "teacher" else recipe.name
+    corpus = f"corpus:{label.name}"
+    weight = 1.0  # Eq. 2: a rank teacher's ranks alone
+    if label.role == "after":
+        weight = (recipe.ranks.inference_weight if recipe.ranks else None) or 0.0
+    for ranks in [False, *[True] * (corpus in graph)]:
+        named = EncoderLabel(label.role, label.name, ranks)
+        for test in recipe.evaluate.tests:
+            stage = Evaluate(
+                test, encoder, named, recipe.evaluate.max_length,
+                corpus if ranks else "", weight if ranks else 0.0,
+            )  # fmt: skip
+            inputs: Inputs = [*([corpus] if ranks else []), *encoder.inputs, *test.reads]
+            named_test = recipe.unexpanded(test.title)
+            slug = re.sub(r"[^a-z0-9]+", "-", named_test.lower()).strip("-") or "test"
+            suffix = "+ranks" if ranks else ""
+            name = f"evaluate:{label.name}{suffix}:{named_test}"
+            graph.add(name, stage, inputs, f"{title}{suffix.replace('+', '-')}-{slug}", where)

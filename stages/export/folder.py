@@ -1,0 +1,128 @@
+"""The student as a sentence-transformers folder with a model card.
+
+The module types are written under their older names, which sentence-transformers 3 to 6 load;
+writing four small files keeps its 12-second import out of the stage.
+
+A prompt template becomes part of the exported tokenizer, which then adds it as it adds special
+tokens, so that truncation shortens the sentence only. Mask pooling becomes word weights: 1 for the
+mask token, 0 for all others, and the mean of that.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from stages.encoder.tokenizer import FINAL_PERIOD, SentenceTokenizer
+
+
+def export_student(
+    model: Path, tokenizer: SentenceTokenizer, max_length: int, card: str, target: Path
+) -> None:
+    """Writes `target`, loadable with SentenceTransformer(target).
+
+    Args:
+        model: folder with backbone and tokenizer, as training wrote it.
+        tokenizer: the student's, with its template.
+        max_length: tokens read of a sentence when used, as in the evaluation.
+        card: the model card, Markdown.
+    """
+    shutil.copytree(model, target)
+    config = json.loads((model / "config.json").read_text())
+    settings = tokenizer.settings
+    modules = ["Transformer", "Pooling", "Normalize"]
+    if settings.pooling == "mask":
+        modules.insert(1, "WordWeights")
+        _write_mask_weights(tokenizer, _module_folder(target, modules, "WordWeights"))
+    pooling = _module_folder(target, modules, "Pooling")
+    _write(
+        pooling / "config.json",
+        {
+            "word_embedding_dimension": config["hidden_size"],
+            "pooling_mode_cls_token": settings.pooling == "cls",
+            "pooling_mode_mean_tokens": settings.pooling != "cls",
+            "pooling_mode_max_tokens": False,
+            "pooling_mode_mean_sqrt_len_tokens": False,
+        },
+    )
+    if settings.template is not None or settings.final_period != "keep":
+        _write_template_tokenizer(tokenizer, target)
+        _write(target / "sentray.json", {"pooling": settings.pooling})
+    _write(
+        target / "modules.json",
+        [
+            {
+                "idx": i,
+                "name": str(i),
+                "path": f"{i}_{kind}" if i else "",
+                "type": f"sentence_transformers.models.{kind}",
+            }
+            for i, kind in enumerate(modules)
+        ],
+    )
+    _write(
+        target / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False}
+    )
+    _write(
+        target / "config_sentence_transformers.json",
+        {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"},
+    )
+    (target / "README.md").write_text(card, encoding="utf-8")
+
+
+def _module_folder(target: Path, modules: list[str], kind: str) -> Path:
+    folder = target / f"{modules.index(kind)}_{kind}"
+    folder.mkdir()
+    return folder
+
+
+def _write_mask_weights(tokenizer: SentenceTokenizer, folder: Path) -> None:
+    vocabulary = tokenizer.pretrained.get_vocab()
+    words = sorted(vocabulary, key=lambda word: int(vocabulary[word]))
+    mask = tokenizer.pretrained.mask_token
+    about = {"vocab": words, "word_weights": {mask: 1.0}, "unknown_word_weight": 0.0}
+    for name in ("config.json", "wordweights_config.json"):  # the latter before version 5
+        _write(folder / name, about)
+    weights = np.array([[float(word == mask)] for word in words], dtype=np.float32)
+    save_file({"emb_layer.weight": weights}, folder / "model.safetensors")
+
+
+def _write_template_tokenizer(tokenizer: SentenceTokenizer, target: Path) -> None:
+    """The tokenizer with template and final period of its own, in place of the student's."""
+    from tokenizers import Regex, Tokenizer, normalizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    old = tokenizer.pretrained
+    rust = Tokenizer.from_str(old.backend_tokenizer.to_str())
+    rust.no_padding()
+    rust.no_truncation()
+    parts = {"<before>": tokenizer.prefix, "<after>": tokenizer.suffix}
+    rust.post_processor = processors.TemplateProcessing(
+        single="<before> $A <after>",
+        special_tokens=[
+            {"id": name, "ids": ids, "tokens": old.convert_ids_to_tokens(ids)}
+            for name, ids in parts.items()
+        ],
+    )
+    steps: list[Any] = []
+    if tokenizer.settings.final_period != "keep":
+        missing, added = FINAL_PERIOD[tokenizer.settings.final_period]
+        steps.append(normalizers.Replace(Regex(missing), added))
+    if tokenizer.lead:
+        steps.append(normalizers.Prepend(tokenizer.lead))
+    if steps:
+        old_steps = [] if rust.normalizer is None else [rust.normalizer]
+        rust.normalizer = normalizers.Sequence([*steps, *old_steps])
+    named = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
+    special = {f"{name}_token": getattr(old, f"{name}_token", None) for name in named}
+    # not the model's own class: some of them rebuild the post-processor when loaded
+    PreTrainedTokenizerFast(
+        tokenizer_object=rust, **{name: token for name, token in special.items() if token}
+    ).save_pretrained(target)
+
+
+def _write(file: Path, content: Any) -> None:
+    file.write_text(json.dumps(content, indent=2) + "\n")

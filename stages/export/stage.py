@@ -1,0 +1,69 @@
+"""The student as a folder that others load: sentence-transformers' format and a model card."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stages.contract import Known, Opened, Stage, Work
+from stages.encoder.source import EncoderSource
+from stages.export.card import model_card
+from stages.planning import Graph
+
+
+@dataclass(frozen=True)
+class Export(Stage):
+    """The trained student as `model/`; with its rank corpus, where it is used with ranks.
+
+    name, summary: for the model card. It gets figures only when a run ends (`student_card`), so
+    that another test does not export anew.
+    """
+
+    student: EncoderSource[Any]
+    name: str
+    summary: str
+    corpus: str = ""
+    rank_weight: float | None = None
+
+    kind = "export"
+    version = 3
+
+    def identity(self, inputs: Mapping[str, Known]) -> dict[str, Any]:
+        found: dict[str, Any] = {"max_length": self.student.settings.max_length}
+        return found | ({"ranks.inference_weight": self.rank_weight} if self.corpus else {})
+
+    def make(self, work: Work, loaded: Any) -> None:
+        from stages.encoder.tokenizer import load_tokenizer
+        from stages.export.folder import export_student
+
+        settings = self.student.located(work)
+        data = work.input("sentences").stats
+        counts = {key: data[key] for key in ("kept", "read", "rejected")}
+        card = model_card(self.name, self.summary, counts, bool(self.corpus))
+        with tempfile.TemporaryDirectory() as local:
+            target = Path(local) / "model"
+            tokenizer = load_tokenizer(settings)
+            export_student(Path(settings.model), tokenizer, settings.max_length, card, target)
+            if self.corpus:
+                corpus = work.input(self.corpus)
+                for name in corpus.files:
+                    shutil.copy(corpus.file_path(name), target / name)
+                about = {"inference_weight": self.rank_weight}
+                (target / "ranks.json").write_text(json.dumps(about) + "\n")
+            work.publish({"data": counts}, Path(local))
+
+    def student_card(self, artifact: Opened, table: str) -> str | None:
+        data = artifact.stats["data"]
+        return model_card(self.name, self.summary, data, bool(self.corpus), table)
+
+
+def plan(graph: Graph) -> None:
+    recipe = graph.recipe
+    corpus = "corpus:after" if "corpus:after" in graph else ""
+    weight = recipe.ranks.inference_weight if recipe.ranks and corpus else None
+    student = graph.trained_student()
+    stage = Export(student, recipe.name, recipe.summary(), corpus, weight)
+    graph.add("export", stage, ["sentences", *student.inputs, *([corpus] if corpus else [])])

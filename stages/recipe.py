@@ -1,0 +1,196 @@
+"""The recipe: the whole truth of a run, from YAML, strictly checked.
+
+    plugins:    packages that add parts              stages/plugins.py
+    sentences:  where the text comes from             stages/sentences/settings.py
+    perturb:    rewrites of the sentences             stages/rewrite/settings.py
+    teachers:   encoders to learn from                below
+    ranks:      the corpus of rank vectors            stages/ranks/settings.py
+    student:    the encoder to train                  stages/train/settings.py
+    train:      objectives, schedule, engine          stages/train/settings.py
+    evaluate:   tests of student and teachers         stages/evaluate/settings.py
+    search:     what `sentray tune` searches          tune/settings.py
+
+An encoder may be the student of another recipe (`model: recipe:simcse.yaml`, relative to this
+file). What that student needs is then made in the same run, and made once.
+
+pipeline/recipe/ turns a file into a recipe. Strings may use ${VARIABLES}; saved files name them
+and never show their values.
+"""
+
+from typing import Any
+
+import yaml
+from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
+
+from stages.encoder.settings import EncoderSettings
+from stages.evaluate.settings import EvaluateSettings
+from stages.fields import ModelName, StoragePath
+from stages.ranks.settings import RanksSettings
+from stages.rewrite.settings import PerturbSettings
+from stages.sentences.settings import SentencesSettings
+from stages.settings import Open, execution
+from stages.train.settings import StudentSettings, TrainSettings
+from stages.variables import Texts, with_texts
+
+NAME = r"^[a-z0-9][a-z0-9._-]*$"
+
+
+class TeacherSettings(EncoderSettings):
+    model: ModelName = Field(
+        "", description="As for any encoder; teachers of a plug-in may need none."
+    )
+    name: str = Field(description="Name in tables, node names and artifact names.", pattern=NAME)
+    weight: float = Field(
+        1.0,
+        gt=0,
+        description="alpha: weight of this teacher's similarities. Weights are scaled to sum to 1.",
+    )
+    similarity: str = Field(
+        "cosine",
+        description="What the teacher teaches. cosine: the cosines of its vectors. ranks: "
+        "Spearman's rho of the ranks that it gives the corpus under `ranks`; it is then "
+        "RankEncoder's base encoder. Plug-ins may add others.",
+    )
+
+    @field_validator("similarity")
+    @classmethod
+    def _is_known(cls, similarity: str, info: ValidationInfo) -> str:
+        extensions = (info.context or {}).get("extensions")
+        if extensions is not None and similarity not in extensions.similarities:
+            known = ", ".join(extensions.similarities)
+            raise ValueError(f"there is no similarity '{similarity}'; there are {known}")
+        return similarity
+
+    @model_validator(mode="after")
+    def _has_a_model(self, info: ValidationInfo) -> "TeacherSettings":
+        extensions = (info.context or {}).get("extensions")
+        source = extensions.similarities.get(self.similarity) if extensions else None
+        if not self.model and (source is None or source.encodes):
+            raise ValueError(f"teacher '{self.name}': the setting `model` is missing")
+        return self
+
+
+class Recipe(Open):
+    additions = "sections"
+
+    name: str = Field(description="Name of the student, its folder and its report.", pattern=NAME)
+    plugins: list[str] = execution(
+        [], description="Python packages that add stages, objectives, evaluations and more."
+    )
+    storage: StoragePath = execution(
+        "runs", description="Storage root: a folder, s3://..., or gs://..."
+    )
+    sentences: SentencesSettings
+    perturb: list[PerturbSettings] = []
+    teachers: list[TeacherSettings] = []
+    ranks: RanksSettings | None = None
+    student: StudentSettings
+    train: TrainSettings
+    evaluate: EvaluateSettings = EvaluateSettings()
+    _texts: Texts = PrivateAttr(default_factory=dict)
+
+    @field_validator("teachers")
+    @classmethod
+    def _names_differ(cls, teachers: list[TeacherSettings]) -> list[TeacherSettings]:
+        names = [teacher.name for teacher in teachers]
+        for name in names:
+            if names.count(name) > 1 or name in ("before", "after"):
+                raise ValueError(f"the teacher name '{name}' is taken; choose another")
+        return teachers
+
+    @field_validator("perturb")
+    @classmethod
+    def _sources_differ(cls, sources: list[PerturbSettings]) -> list[PerturbSettings]:
+        names = [source.name for source in sources]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"the name '{name}' of rewrites is taken; choose another")
+        return sources
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "Recipe":
+        objectives = self.train.objectives
+        if objectives.needs_teacher and not self.teachers:
+            wanting = [name for name, one in objectives.chosen.items() if one.needs_teacher]
+            raise ValueError(
+                f"objectives that need a teacher ({', '.join(wanting)}): add one under `teachers`"
+            )
+        if self.ranks is None and any(t.similarity == "ranks" for t in self.teachers):
+            raise ValueError(
+                "a teacher with similarity: ranks needs a corpus: add `ranks: {corpus_size: 10000}`"
+            )
+        if objectives.needs_negatives and not (
+            self.perturb and all(source.gives_negatives for source in self.perturb)
+        ):
+            raise ValueError(
+                "infonce.hard_negatives needs rewrites that come with negatives: `rewriting` with "
+                "a negative_field, or `pairs` with a negative_column, in all of `perturb`"
+            )
+        taken = {view.name for view in objectives.views}
+        for source in self.perturb:
+            if source.name in taken:
+                raise ValueError(
+                    f"rewrites are called '{source.name}' like a view of an objective; rename them"
+                )
+        limit = self.sentences.limit
+        if self.ranks is not None and limit is not None and self.ranks.corpus_size > limit:
+            raise ValueError(
+                f"ranks.corpus_size {self.ranks.corpus_size} is more than sentences.limit {limit}; "
+                "lower it or raise the limit"
+            )
+        if self.evaluate.retrieval and not self.sentences.holdout_pairs:
+            raise ValueError(
+                "evaluate.retrieval needs held-out pairs: set sentences.source: python-docs and "
+                "sentences.holdout_pairs"
+            )
+        return self
+
+    def unexpanded(self, value: Any) -> Any:
+        """Identity as it is saved: strings that came from ${VARIABLES} as they were written."""
+        if isinstance(value, dict):
+            return {key: self.unexpanded(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self.unexpanded(item) for item in value]
+        texts = {filled: text for filled, text in self._texts.values() if filled}
+        return texts.get(value, value) if isinstance(value, str) else value
+
+    def plain(self) -> dict[str, Any]:
+        """All settings as plain data, defaults included, ${VARIABLES} as they were written."""
+        return dict(with_texts(self.model_dump(), self._texts))
+
+    def summary(self) -> str:
+        """What the model card tells of the recipe, as YAML (see `Settings.public`)."""
+        return as_yaml(with_texts(self.public(), self._texts))
+
+    def warnings(self) -> list[str]:
+        """Settings that have no effect together, said whenever the recipe is planned or run."""
+        found = []
+        student = self.student
+        one_template = student.second_template in (None, student.template)
+        rewritten = self.perturb and self.train.rewritten_view != "none"
+        views_alike = student.dropout == 0 and one_template and not rewritten
+        if views_alike and self.train.objectives.consistency:
+            found.append(
+                "student.dropout is 0, so both views of a sentence are the same vector: "
+                "train.objectives.consistency is exactly 0, and infonce only spreads vectors apart"
+            )
+        if self.train.rewritten_view == "first" and not self.perturb:
+            found.append("train.rewritten_view has no effect: there are no rewrites (`perturb`)")
+        if self.evaluate.speed and not self.teachers:
+            found.append("evaluate.speed has no effect: there is no teacher to compare with")
+        ranks = self.ranks
+        if (
+            ranks
+            and ranks.inference_weight is None
+            and not any(teacher.similarity == "ranks" for teacher in self.teachers)
+        ):
+            found.append(
+                "ranks has no effect: no teacher has similarity: ranks, and ranks.inference_weight "
+                "is null"
+            )
+        return found
+
+
+def as_yaml(raw: Any) -> str:
+    """Plain data as YAML, in its own order."""
+    return str(yaml.safe_dump(raw, sort_keys=False, allow_unicode=True, width=100))

@@ -1,0 +1,150 @@
+"""What a chat model is asked, and how its answers are read.
+
+An answer should be a JSON object with two text fields. Models deviate in a few ways that lose
+nothing, and these are mended: code fences and prose around the object, trailing commas, curly
+quotes as delimiters, Python's single quotes, other case or spaces in a field's name, a list
+around the object, an object that is cut off after the rewrite. Nothing is ever evaluated.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from stages.rewrite.settings import Rewriting
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one sentence: a rewrite (and maybe a negative), or the reason why not.
+
+    text: the rewrite; with a reason, what was answered.
+    """
+
+    text: str
+    negative: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answered request. Tokens as the endpoint counts them, 0 where it does not say."""
+
+    text: str
+    finish_reason: str
+    prompt_tokens: int
+    answer_tokens: int
+
+
+REMINDERS = {
+    "empty_answer": "You answered nothing.",
+    "truncated": "Your answer was cut off.",
+    "not_json": "Your answer was not a JSON object.",
+    "missing_field": "Your answer lacked a field, or it was not text.",
+}
+
+
+def payload(settings: Rewriting, sentence: str, bad: list[tuple[str, str]]) -> dict[str, Any]:
+    """The request about a sentence.
+
+    Args:
+        bad: earlier answers that could not be used, each with its reason. They are part of the
+            request, so that it is another one: the same would get the same answer again.
+    """
+    messages = [{"role": "user", "content": settings.prompt.format(sentence=sentence)}]
+    fields = ", ".join(f'"{name}"' for name in _fields(settings))
+    for answer, reason in bad:
+        if answer:
+            messages.append({"role": "assistant", "content": answer})
+        ask = f"{REMINDERS[reason]} Answer with nothing but a JSON object with the fields {fields}."
+        messages.append({"role": "user", "content": ask})
+    return {
+        "model": settings.model,
+        "messages": messages,
+        "temperature": settings.temperature,
+        "max_tokens": settings.max_answer_tokens,
+    } | settings.extra
+
+
+def read_answer(settings: Rewriting, answer: Answer) -> Outcome:
+    """The rewrite in an answer, or why it cannot be used (a key of `REMINDERS`)."""
+    text = answer.text.strip()
+    if not text:
+        return Outcome("", reason="empty_answer")
+    some = False
+    for found in _objects(text):
+        some = True
+        fields = {_plain(str(name)): value for name, value in found.items()}
+        values = [fields.get(_plain(name)) for name in _fields(settings)]
+        if isinstance(values[0], str) and values[0].strip():
+            negative = values[1] if len(values) > 1 else None
+            usable = isinstance(negative, str) and negative.strip()
+            return Outcome(values[0].strip(), str(negative).strip() if usable else None)
+    rewrite = _cut_off(settings, text)
+    if rewrite:
+        return Outcome(rewrite)
+    cut = answer.finish_reason == "length"
+    reason = "truncated" if cut else "missing_field" if some else "not_json"
+    return Outcome(answer.text, reason=reason)
+
+
+def _fields(settings: Rewriting) -> list[str]:
+    names = [settings.rewrite_field, settings.negative_field]
+    return [name for name in names if name is not None]
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\W_]+", "", name).casefold()
+
+
+def _objects(text: str) -> Iterator[dict[Any, Any]]:
+    """Every JSON object at the top of the text or in a list there, strict or mended."""
+    start = text.find("{")
+    while start >= 0:
+        found, end = _object_at(text, start)
+        if found is not None:
+            yield found
+        start = text.find("{", end)
+
+
+def _object_at(text: str, start: int) -> tuple[dict[Any, Any] | None, int]:
+    """The object that begins at `start`, and where to look on."""
+    try:
+        found, end = json.JSONDecoder(strict=False).raw_decode(text, start)
+        return (found if isinstance(found, dict) else None), end
+    except (ValueError, RecursionError):  # also an integer of thousands of digits
+        pass
+    # a closing brace inside a text is rare: try the nearest ones, not all (that would be quadratic)
+    ends = [match.end() for match in re.finditer(r"\}", text[start:])][:4]
+    for length in ends:
+        for candidate in _mended(text[start : start + length]):
+            try:
+                found = json.loads(candidate, strict=False)
+            except (ValueError, RecursionError):
+                try:
+                    found = ast.literal_eval(candidate)
+                except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+                    continue  # a TypeError: doubled braces are a set of a dict
+            if isinstance(found, dict):
+                return found, start + length
+    return None, start + 1
+
+
+def _mended(text: str) -> Iterator[str]:
+    without_comma = re.sub(r",(\s*\})", r"\1", text)
+    yield without_comma
+    yield re.sub(r"[“”„]", '"', without_comma)
+
+
+def _cut_off(settings: Rewriting, text: str) -> str | None:
+    """The rewrite of an object that ends somewhere behind it."""
+    name = re.escape(settings.rewrite_field)
+    match = re.search(rf'"{name}"\s*:\s*("(?:[^"\\]|\\.)*")\s*[,}}]', text, re.IGNORECASE)
+    if match is None:
+        return None
+    try:
+        return str(json.loads(match.group(1), strict=False)).strip() or None
+    except ValueError:
+        return None

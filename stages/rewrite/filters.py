@@ -1,0 +1,89 @@
+"""Quality filters: why a rewrite is rejected, or that it is not."""
+
+import re
+import unicodedata
+from collections.abc import Callable
+from functools import cache
+
+from stages.packages import need
+from stages.rewrite.settings import Filters
+
+# py3langid guesses on shorter text
+LANGUAGE_NEEDS_CHARS = 30
+
+Filter = Callable[[str, str], str | None]
+
+
+def check_filter_packages(settings: Filters, what: str) -> None:
+    """Raises UserError where the packages that filters need are not installed."""
+    need("rewrites", what, "rapidfuzz", *(["py3langid"] if settings.language else []))
+
+
+class QualityFilter:
+    """Judges rewrites of sentences: None where one is kept, else the reason.
+
+    Reasons: empty, unchanged, too_short, too_long, near_copy, repeats, wrong_script,
+    wrong_language; the first that applies.
+    """
+
+    def __init__(self, settings: Filters) -> None:
+        check_filter_packages(settings, "filtering rewrites")
+        self._settings = settings
+        self._script = settings.script.upper() if settings.script else None
+
+    def __call__(self, sentence: str, rewrite: str) -> str | None:
+        from rapidfuzz.distance import Levenshtein
+
+        settings = self._settings
+        source, found = _plain(sentence), _plain(rewrite)
+        if not found:
+            return "empty"
+        if source == found:
+            return "unchanged"
+        growth = len(found) / max(1, len(source))
+        if growth < settings.min_growth:
+            return "too_short"
+        if growth > settings.max_growth:
+            return "too_long"
+        similarity = Levenshtein.normalized_similarity(source, found)
+        if settings.max_similarity < 1 and similarity > settings.max_similarity:
+            return "near_copy"
+        if most_repeats(found) > settings.max_repeats >= most_repeats(source):
+            return "repeats"
+        if self._script and script_share(rewrite, self._script) < 0.5:
+            return "wrong_script"
+        if settings.language is not None and len(found) >= LANGUAGE_NEEDS_CHARS:
+            import py3langid
+
+            if py3langid.classify(rewrite)[0] != settings.language:
+                return "wrong_language"
+        return None
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+def most_repeats(text: str) -> int:
+    """Most times in a row that the same one to four words come."""
+    words = re.findall(r"\w+", text)
+    most = 1
+    for size in range(1, 5):
+        run = 0
+        for place in range(size, len(words)):
+            run = run + 1 if words[place] == words[place - size] else 0
+            most = max(most, 1 + run // size)
+    return most
+
+
+def script_share(text: str, script: str) -> float:
+    """Share of the letters whose Unicode name starts with the script's; 1 without letters."""
+    letters = [char for char in text if char.isalpha()]
+    if not letters:
+        return 1.0
+    return sum(_script_of(char) == script for char in letters) / len(letters)
+
+
+@cache
+def _script_of(char: str) -> str:
+    return unicodedata.name(char, "").partition(" ")[0].partition("-")[0]

@@ -1,0 +1,142 @@
+"""The replay cache: every answer of a chat model, kept as it arrives, found again by its request.
+
+    answers/<random>.jsonl            local: one line an answer, written before the answer is used
+    answers/<random>-000012.jsonl     object store: whole segments, at most a second of answers each
+
+The key is a digest of the request's body. Where it was sent and with which key is no part of it:
+the model's name says what answers. Whoever opens the journal reads all files, other recipes' too.
+
+Memory: about 150 bytes an answer (digest, file, place); the answers stay on disk. What a killed
+process wrote last may be torn, and is skipped. A machine that loses power may lose what its file
+system had not written yet.
+"""
+
+import hashlib
+import json
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from stages.files import Root, storage_error
+from stages.rewrite.chat import Answer
+
+SECONDS_IN_SEGMENT = 1.0
+
+
+@dataclass
+class Spent:
+    """What one artifact has paid for."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+
+    def add(self, answer: Answer) -> None:
+        self.requests += 1
+        self.prompt_tokens += answer.prompt_tokens
+        self.answer_tokens += answer.answer_tokens
+
+
+def request_key(body: dict[str, Any]) -> bytes:
+    """16 bytes that name a request's body."""
+    text = json.dumps(body, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+class Journal:
+    """Reads what is there, and adds to it.
+
+    Args:
+        owner: short name of the artifact that pays for what is added.
+    """
+
+    def __init__(self, root: Root, folder: str, owner: str) -> None:
+        self._root, self._folder, self._owner = root, folder, owner
+        self._name = uuid.uuid4().hex
+        self._place: dict[bytes, tuple[str, int, int]] = {}
+        self._spent: dict[str, Spent] = defaultdict(Spent)
+        self._file: Any = None
+        self._segment: list[tuple[bytes, Answer]] = []
+        self._num_segments = 0
+        self._segment_since = 0.0
+        for name in root.list(folder):
+            if name.endswith(".jsonl"):
+                self._read(name)
+
+    def _read(self, name: str) -> None:
+        for offset, line in self._lines(name):
+            try:
+                row = json.loads(line)
+                key, answer = bytes.fromhex(row["key"]), Answer(**row["answer"])
+            except (ValueError, KeyError, TypeError):
+                continue  # torn by a kill
+            self._place[key] = (name, offset, len(line))
+            self._spent[row["owner"]].add(answer)
+
+    def _lines(self, name: str) -> Iterator[tuple[int, bytes]]:
+        offset = 0
+        with self._root.fs.open_input_stream(self._root.path(f"{self._folder}/{name}")) as raw:
+            rest = b""
+            while block := raw.read(1 << 20):
+                *whole, rest = (rest + block).split(b"\n")
+                for line in whole:
+                    yield offset, line
+                    offset += len(line) + 1
+
+    def spent(self) -> Spent:
+        """What this journal's owner has paid for, in all its runs."""
+        return self._spent[self._owner]
+
+    def get(self, key: bytes) -> Answer | None:
+        """The answer to a request, if there has been one."""
+        for held, answer in self._segment:
+            if held == key:
+                return answer
+        if key not in self._place:
+            return None
+        name, offset, length = self._place[key]
+        path = self._root.path(f"{self._folder}/{name}")
+        with self._root.fs.open_input_file(path) as file:
+            file.seek(offset)
+            return Answer(**json.loads(file.read(length))["answer"])
+
+    def add(self, key: bytes, answer: Answer) -> None:
+        """Keeps an answer. Locally it is on its way to the disk when this returns."""
+        self._spent[self._owner].add(answer)
+        if not self._root.is_local:
+            self._segment_since = self._segment_since if self._segment else time.monotonic()
+            self._segment.append((key, answer))
+            self.flush(SECONDS_IN_SEGMENT)
+            return
+        if self._file is None:
+            name = f"{self._folder}/{self._name}.jsonl"
+            self._root.write(name, b"")  # makes the folder, with errors for people
+            self._file = open(self._root.path(name), "ab")  # noqa: SIM115 - kept open
+        line = self._line(key, answer)
+        self._place[key] = (f"{self._name}.jsonl", self._file.tell(), len(line) - 1)
+        try:
+            self._file.write(line)
+            self._file.flush()
+        except OSError as error:
+            raise storage_error(self._root.uri, error) from None
+
+    def flush(self, older_than: float = 0.0) -> None:
+        """Writes what is held for an object store, if it has been held that many seconds."""
+        if not self._segment or time.monotonic() - self._segment_since < older_than:
+            return
+        name = f"{self._name}-{self._num_segments:06d}.jsonl"
+        lines = [self._line(key, answer) for key, answer in self._segment]
+        self._root.write(f"{self._folder}/{name}", b"".join(lines))
+        offset = 0
+        for (key, _), line in zip(self._segment, lines, strict=True):
+            self._place[key] = (name, offset, len(line) - 1)
+            offset += len(line)
+        self._segment.clear()
+        self._num_segments += 1
+
+    def _line(self, key: bytes, answer: Answer) -> bytes:
+        row = {"key": key.hex(), "owner": self._owner, "answer": asdict(answer)}
+        return json.dumps(row).encode() + b"\n"

@@ -1,0 +1,102 @@
+"""What every source of rewrites gives, and how a shard of them is stored.
+
+    rewrites.parquet   row (int32: the sentence's place in its shard), text, negative (or null);
+                       by row, several for a sentence or none
+    rejects.parquet    row, reason, text: what was given and dropped, or why there is nothing
+    stats.json         rewrites, sentences_with_rewrite, rejected by reason
+
+Every sentence of the shard is in one of the two tables at least.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from stages.rewrite.filters import Filter
+from stages.sentences.build import parquet_bytes
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """One source's answer for one sentence: a rewrite, or the reason why there is none.
+
+    row: place of the sentence in its shard. text: the rewrite; with a reason, what was given.
+    """
+
+    row: int
+    text: str
+    negative: str | None = None
+    reason: str | None = None
+
+
+REWRITES = pa.schema([("row", pa.int32()), ("text", pa.string()), ("negative", pa.string())])
+REJECTS = pa.schema([("row", pa.int32()), ("reason", pa.string()), ("text", pa.string())])
+
+
+def shard_files(
+    sentences: Sequence[str], rewrites: Iterable[Rewrite], judge: Filter
+) -> dict[str, bytes]:
+    """Filters the rewrites of one shard and lays them out.
+
+    A negative is checked on its own, and dropped from its rewrite where it fails.
+    """
+    kept: list[Rewrite] = []
+    rejected: list[dict[str, Any]] = []
+    seen: set[tuple[int, str]] = set()
+
+    def reject(row: int, reason: str, text: str) -> None:
+        rejected.append({"row": row, "reason": reason, "text": text})
+
+    for one in sorted(map(_storable, rewrites), key=lambda rewrite: rewrite.row):
+        reason = one.reason or judge(sentences[one.row], one.text)
+        if reason is None and (one.row, one.text) in seen:
+            reason = "duplicate"
+        if reason is not None:
+            reject(one.row, reason, one.text)
+            continue
+        seen.add((one.row, one.text))
+        negative = one.negative
+        if negative is not None and (fault := judge(sentences[one.row], negative)):
+            reject(one.row, f"negative_{fault}", negative)
+            negative = None
+        kept.append(Rewrite(one.row, one.text, negative))
+    named = {one.row for one in kept} | {one["row"] for one in rejected}
+    for row in range(len(sentences)):
+        if row not in named:
+            reject(row, "no_rewrite", "")
+    stats = {
+        "rewrites": len(kept),
+        "negatives": sum(one.negative is not None for one in kept),
+        "sentences_with_rewrite": len({one.row for one in kept}),
+        "rejected": dict(Counter(one["reason"] for one in rejected)),
+    }
+    rows = [{"row": one.row, "text": one.text, "negative": one.negative} for one in kept]
+    rejected.sort(key=lambda one: one["row"])
+    return {
+        "rewrites.parquet": parquet_bytes(pa.Table.from_pylist(rows, REWRITES)),
+        "rejects.parquet": parquet_bytes(pa.Table.from_pylist(rejected, REJECTS)),
+        "stats.json": json.dumps(stats).encode(),
+    }
+
+
+def _storable(one: Rewrite) -> Rewrite:
+    """Lone surrogates (from JSON escapes) cannot be encoded."""
+    text, negative = (
+        None if text is None else text.encode("utf-8", "replace").decode("utf-8")
+        for text in (one.text, one.negative)
+    )
+    return replace(one, text=text or "", negative=negative)
+
+
+def added(stats: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Statistics of several shards as one."""
+    total: Counter[str] = Counter()
+    rejected: Counter[str] = Counter()
+    for one in stats:
+        rejected.update(one["rejected"])
+        total.update({key: value for key, value in one.items() if key != "rejected"})
+    return dict(total) | {"rejected": dict(rejected)}

@@ -1,0 +1,114 @@
+"""Rewriting by a model that vLLM runs on the cluster's GPUs, through `ray.data.llm`.
+
+Settings, prompt, reading of answers and journal are those of the endpoint; what there is not: a
+second try with a reminder (answers come once each), rates and budget. The driver writes the answers
+down as they come, so a killed run asks again only for what was on its way.
+
+This is the one place under stages/ that names Ray: vLLM comes through `ray.data.llm`.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from stages.contract import Work
+from stages.errors import UserError
+from stages.rewrite.chat import Answer, Outcome, payload, read_answer
+from stages.rewrite.endpoint import Secret, filled, read_variables
+from stages.rewrite.journal import Journal, request_key
+from stages.rewrite.settings import Rewriting
+from stages.sentences.stage import read_texts
+
+Ref = tuple[int, int]  # shard, place
+
+
+def rewritten_offline(
+    work: Work,
+    settings: Rewriting,
+    engine: dict[str, Any],
+    journal: Journal,
+    rows: Iterator[tuple[Ref, str]],
+) -> Iterator[tuple[Ref, Outcome]]:
+    """Outcomes of all rows, those first whose answers are in the journal.
+
+    Args:
+        engine: what answers, apart from the request: weights and engine options.
+
+    Raises:
+        UserError: the cluster has no GPU.
+    """
+    missing: dict[int, list[int]] = defaultdict(list)
+
+    def key_of(sentence: str) -> bytes:
+        return request_key(payload(settings, sentence, []) | {"model": "vllm", "engine": engine})
+
+    for (shard, place), sentence in rows:
+        answer = journal.get(key_of(sentence))
+        if answer is None:
+            missing[shard].append(place)
+        else:
+            yield (shard, place), read_answer(settings, answer)
+    if not missing:
+        return
+    import ray
+
+    items = [{"shard": shard, "places": places} for shard, places in missing.items()]
+    prompts = ray.data.from_items(items, override_num_blocks=len(items)).flat_map(_Prompts(work))
+    for row in processor(settings)(prompts).iter_rows():
+        ref = int(row["shard"]), int(row["place"])
+        if error := row.get("__inference_error__"):
+            yield ref, Outcome("", reason=f"failed: {' '.join(str(error).split())[:200]}")
+            continue
+        answer = Answer(
+            str(row["generated_text"] or ""), "", int(row.get("num_input_tokens") or 0),
+            int(row.get("num_generated_tokens") or 0),
+        )  # fmt: skip
+        journal.add(key_of(row["sentence"]), answer)
+        yield ref, read_answer(settings, answer)
+
+
+class _Prompts:
+    """Shard and places to one row of messages each."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    def __call__(self, row: dict[str, Any]) -> list[dict[str, Any]]:
+        texts = read_texts(self._work.input("sentences"), int(row["shard"]))
+        return [
+            {"shard": row["shard"], "place": place, "sentence": texts[place]}
+            for place in row["places"]
+        ]
+
+
+def processor(settings: Rewriting) -> Callable[[Any], Any]:
+    """vLLM as a function of data sets with the column `sentence`, one engine for each GPU."""
+    import ray
+    from ray.data.llm import build_processor, vLLMEngineProcessorConfig
+
+    gpus = int(ray.cluster_resources().get("GPU", 0))
+    if not gpus:
+        raise UserError(
+            "rewriting.engine vllm needs GPUs and this cluster has none; use an endpoint instead"
+        )
+    variables = read_variables(settings)
+    config = vLLMEngineProcessorConfig(
+        model_source=settings.model,
+        engine_kwargs=filled(settings.engine_options, variables),
+        concurrency=max(1, gpus // int(settings.engine_options.get("tensor_parallel_size", 1))),
+        should_continue_on_error=True,
+    )
+    return build_processor(config, preprocess=Request(settings, variables))
+
+
+class Request:
+    """A sentence's row as vLLM takes it."""
+
+    def __init__(self, settings: Rewriting, variables: dict[str, Secret] | None = None) -> None:
+        self._settings, self._variables = settings, variables or {}
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        body = payload(self._settings, row["sentence"], [])
+        messages = body.pop("messages")
+        body.pop("model")
+        return row | {"messages": messages, "sampling_params": filled(body, self._variables)}

@@ -1,0 +1,75 @@
+"""Settings of the stage `sentences`: where text comes from. Imports nothing heavy."""
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from stages import content
+from stages.fields import Dataset, InputPath
+from stages.settings import Settings, execution
+
+SourceKind = Literal["text", "parquet", "jsonl", "csv", "tsv", "dataset", "python-docs"]
+SUFFIXES: dict[str, SourceKind] = {
+    ".txt": "text", ".gz": "text", ".parquet": "parquet", ".jsonl": "jsonl",
+    ".csv": "csv", ".tsv": "tsv",
+}  # fmt: skip
+
+
+class SentencesSettings(Settings):
+    source: SourceKind | None = Field(
+        None, description="Kind of input; null: told from the file's suffix (.gz may follow it)."
+    )
+    path: InputPath | None = Field(
+        None,
+        description="A file, or a folder whose files are read in name order.",
+    )
+    dataset: Dataset | None = Field(None, description="Hugging Face data set: id or local folder.")
+    dataset_file: str | None = Field(None, description="Only this file of the data set.")
+    dataset_split: str = Field("train", description="Split of the data set.")
+    packages: list[str] | None = Field(
+        None,
+        description="python-docs: installed packages to read; null: all.",
+    )
+    holdout_pairs: int = Field(
+        0,
+        ge=0,
+        description="python-docs: number of documented functions to keep out of training, for the "
+        "retrieval test.",
+    )
+    column: str = Field("text", description="Column (or JSON key) that holds the text.")
+    split_sentences: bool = Field(False, description="Cut each text into sentences (sentencex).")
+    language: str = Field("en", description="Language for sentence splitting.")
+    unicode: Literal["NFC", "NFKC", "none"] = Field("NFC", description="Unicode normal form.")
+    min_chars: int = Field(10, ge=1, description="Drop shorter sentences.")
+    max_chars: int = Field(1000, ge=1, description="Drop longer sentences.")
+    invalid_utf8: Literal["error", "reject"] = Field(
+        "error",
+        description="What to do with lines that are not UTF-8: stop, or drop and count them.",
+    )
+    limit: int | None = Field(
+        None, ge=1, description="Keep a random sample of this many sentences; null: keep all."
+    )
+    seed: int = Field(0, ge=0, description="Seed of the shuffle and of the sample.")
+    rows_per_shard: int = Field(8192, ge=1, description="Sentences in a shard.")
+    max_rejects_kept: int = execution(
+        1000, ge=0, description="Dropped rows to keep as examples, for each reason."
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "SentencesSettings":
+        if self.min_chars > self.max_chars:
+            raise ValueError(f"min_chars {self.min_chars} is above max_chars {self.max_chars}")
+        given = [self.path is not None, self.dataset is not None, self.source == "python-docs"]
+        if sum(given) != 1:
+            raise ValueError("give exactly one of: path, dataset, source: python-docs")
+        if self.holdout_pairs and self.source != "python-docs":
+            raise ValueError("holdout_pairs is for source: python-docs")
+        return self
+
+    def identity(self, where: str = "") -> dict[str, Any]:
+        found = super().identity(where)
+        if self.path is None:
+            found.pop("path")
+        if self.source == "python-docs":
+            found["packages"] = content.describe_packages(self.packages)
+        return found

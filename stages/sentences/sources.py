@@ -1,0 +1,262 @@
+"""Raw text records from files, tables and data sets, streamed.
+
+Memory: one line (at most MAX_LINE_BYTES) or one Parquet batch at a time.
+"""
+
+import csv
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from stages.errors import UserError
+from stages.packages import need
+from stages.sentences.settings import SUFFIXES, SentencesSettings, SourceKind
+
+# A text line longer than this is dropped unread: no sentence is a megabyte.
+MAX_LINE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Reject:
+    """A record that is dropped, and why."""
+
+    reason: str
+    text: str
+
+
+Record = str | Reject
+Row = tuple[str, ...] | Reject
+
+
+@dataclass(frozen=True)
+class Table:
+    """Which columns of which files.
+
+    setting: where the recipe says so, for messages. numbers: columns that may hold integers.
+    optional: columns whose cells may be missing, which makes them "".
+    """
+
+    path: str
+    columns: tuple[str, ...]
+    source: SourceKind | None
+    invalid_utf8: Literal["error", "reject"]
+    setting: str
+    numbers: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+
+
+def read_records(settings: SentencesSettings) -> Iterator[Record]:
+    """Every text of the source, in its own order.
+
+    Raises:
+        UserError: missing or empty input, missing column, broken file; with its place.
+    """
+    columns, path = (settings.column,), settings.path or ""
+    table = Table(path, columns, settings.source, settings.invalid_utf8, "sentences")
+    if settings.dataset is None:
+        rows = read_table(table)
+    else:
+        found = load_hub_dataset(settings.dataset, settings.dataset_split, settings.dataset_file)
+        rows = (_cells(row, table, f"data set {settings.dataset}") for row in found)
+    for row in rows:
+        yield row if isinstance(row, Reject) else row[0]
+
+
+def read_table(table: Table) -> Iterator[Row]:
+    """The cells of the columns asked for, row by row; a text file is one column.
+
+    Raises:
+        UserError: missing or empty input, missing column, broken file; with its place.
+    """
+    for file in input_files(table.path, table.setting):
+        kind = table.source or kind_of(file, table.setting)
+        try:
+            if kind == "parquet":
+                yield from _parquet(file, table)
+            elif kind == "text":
+                if len(table.columns) > 1:
+                    raise UserError(
+                        f"{file}: a text file has no columns; give a table with "
+                        f"{', '.join(table.columns)} (tsv, csv, jsonl or parquet)"
+                    )
+                for _, line in _lines(file, table):
+                    yield line if isinstance(line, Reject) else (line,)
+            elif kind == "jsonl":
+                yield from _jsonl(file, table)
+            else:
+                yield from _delimited(file, table, tab=kind == "tsv")
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise UserError(
+                f"{file}: the gzip file is damaged or cut off ({error}); fetch it again"
+            ) from None
+
+
+def input_files(path: str, setting: str) -> list[Path]:
+    """The file itself, or a folder's files in name order.
+
+    Raises:
+        UserError: there is nothing there, or a file is empty.
+    """
+    place = Path(path).expanduser()
+    if not place.exists():
+        raise UserError(f"{setting}.path: there is no file or folder {place}")
+    files = [place]
+    if place.is_dir():
+        files = sorted(f for f in place.iterdir() if f.is_file() and not f.name.startswith("."))
+        if not files:
+            raise UserError(f"{setting}.path: the folder {place} has no files")
+    for file in files:
+        if file.stat().st_size == 0:
+            raise UserError(f"{setting}.path: the file {file} is empty")
+    return files
+
+
+def kind_of(file: Path, setting: str) -> str:
+    """The kind of a file by its suffix, looking through .gz."""
+    suffixes = [suffix for suffix in file.suffixes if suffix != ".gz"] or [".txt"]
+    kind = SUFFIXES.get(suffixes[-1])
+    if kind is None:
+        raise UserError(
+            f"{file}: the suffix '{suffixes[-1]}' is not known; set {setting}.source to one of "
+            "text, parquet, jsonl, csv, tsv"
+        )
+    return kind
+
+
+def load_hub_dataset(name: str, split: str, file: str | None = None) -> Any:
+    """Rows of a Hugging Face data set (hub id or local folder), streamed.
+
+    Raises:
+        UserError: the extra is not installed, or the data set cannot be loaded.
+    """
+    need("hub", f"data set '{name}'")
+    import datasets
+
+    try:
+        return datasets.load_dataset(name, data_files=file, split=split, streaming=True)
+    except (OSError, ValueError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(f"data set '{name}': cannot be loaded ({reason})") from error
+
+
+def _open(file: Path) -> IO[bytes]:
+    return gzip.open(file) if file.suffix == ".gz" else file.open("rb")  # type: ignore[return-value]
+
+
+def _lines(file: Path, table: Table) -> Iterator[tuple[int, Record]]:
+    with _open(file) as stream:
+        number = 0
+        while raw := stream.readline(MAX_LINE_BYTES):
+            number += 1
+            if number == 1:
+                raw = raw.removeprefix(b"\xef\xbb\xbf")  # the byte order mark of Windows programs
+            if len(raw) == MAX_LINE_BYTES and not raw.endswith(b"\n"):
+                while (rest := stream.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
+                    pass
+                yield number, Reject("line_over_1_mib", raw[:200].decode("utf-8", "replace"))
+                continue
+            try:
+                yield number, raw.decode("utf-8").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                if table.invalid_utf8 == "error":
+                    raise UserError(
+                        f"{file}, line {number}: not valid UTF-8 (byte {error.start} of the "
+                        f"line). Convert the file, or set {table.setting}.invalid_utf8: reject."
+                    ) from None
+                yield number, Reject("invalid_utf8", raw[:200].decode("utf-8", "replace"))
+
+
+def _jsonl(file: Path, table: Table) -> Iterator[Row]:
+    for number, line in _lines(file, table):
+        if isinstance(line, Reject):
+            yield line
+        elif line.strip():
+            where = f"{file}, line {number}"
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise UserError(f"{where}: not JSON ({error})") from None
+            if not isinstance(row, dict):
+                raise UserError(f"{where}: not a JSON object")
+            yield _cells(row, table, where)
+
+
+def _delimited(file: Path, table: Table, tab: bool) -> Iterator[Row]:
+    names: list[str] | None = None
+    rejected: list[Reject] = []
+
+    def plain() -> Iterator[str]:
+        for _, line in _lines(file, table):
+            if isinstance(line, Reject):
+                rejected.append(line)
+            else:
+                yield line + "\n"
+
+    csv.field_size_limit(MAX_LINE_BYTES)
+    # TSV is read without quoting, as corpora are written; CSV with the usual rules
+    reader = csv.reader(
+        plain(),
+        delimiter="\t" if tab else ",",
+        quoting=csv.QUOTE_NONE if tab else csv.QUOTE_MINIMAL,
+    )
+    try:
+        for cells in reader:
+            if names is None:
+                _check_columns(table, cells, str(file))
+                names = cells
+                continue
+            yield from rejected
+            rejected.clear()
+            row = dict(zip(names, cells, strict=False))
+            if all(column in row or column in table.optional for column in table.columns):
+                yield tuple(row.get(column, "") for column in table.columns)
+            else:
+                yield Reject("missing_cell", ",".join(cells))
+    except csv.Error as error:
+        raise UserError(f"{file}, line {reader.line_num}: cannot be read ({error})") from None
+    yield from rejected
+
+
+def _parquet(file: Path, table: Table) -> Iterator[Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        whole = pq.ParquetFile(file)
+        _check_columns(table, whole.schema_arrow.names, str(file))
+        for batch in whole.iter_batches(columns=list(table.columns), batch_size=8192):
+            for row in batch.to_pylist():
+                yield _cells(row, table, str(file))
+    except (pa.ArrowInvalid, OSError) as error:
+        raise UserError(f"{file}: not a readable Parquet file ({error})") from None
+
+
+def _check_columns(table: Table, names: Sequence[str], where: str) -> None:
+    for column in table.columns:
+        if column not in names:
+            raise UserError(
+                f"{where}: there is no column '{column}'; it has {', '.join(names)}. Say in "
+                f"{table.setting} which columns to read."
+            )
+
+
+def _cells(row: dict[str, Any], table: Table, where: str) -> Row:
+    _check_columns(table, [*row, *table.optional], where)
+    found = []
+    for column in table.columns:
+        value = row.get(column)
+        if value is None and column in table.optional:
+            value = ""
+        elif value is None:
+            return Reject("missing_cell", "")
+        elif column in table.numbers and isinstance(value, int):
+            value = str(value)
+        if not isinstance(value, str):
+            raise UserError(f"{where}: column '{column}' holds {type(value).__name__}, not text")
+        # a lone surrogate (from JSON escapes) cannot be encoded
+        found.append(value.encode("utf-8", "replace").decode("utf-8"))
+    return tuple(found)

@@ -1,0 +1,31 @@
+"""SimCSE's optional masked-language term."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from stages.train.objectives.base import Objective
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from stages.encoder.model import Encoder
+    from stages.train.settings import StudentSettings
+
+
+class MaskedLanguage(Objective):
+    """SimCSE: the pretrained head predicts masked tokens."""
+
+    weight: float = Field(0.1, ge=0, description="lambda: weight of this loss.")
+    mask_ratio: float = Field(0.15, gt=0, lt=1, description="Share of tokens to predict.")
+
+    @property
+    def masked_share(self) -> float | None:
+        return self.mask_ratio
+
+    def build(self, student: StudentSettings, encoder: Encoder) -> nn.Module:
+        from stages.train.auxiliary import MaskedLanguageHead
+
+        return MaskedLanguageHead(student, encoder)

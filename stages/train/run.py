@@ -1,0 +1,140 @@
+"""A training from its opened inputs to its published student, in whatever process that happens.
+
+`start_training`, its rows, `publish_training`: a plain process, a Ray task, Ray Train's workers and
+a search's actors are thin hosts of these.
+"""
+
+import math
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stages.contract import Work
+from stages.evaluate.sts import load_sts
+from stages.rows import FactorRows, OwnedRows, TokenRows
+from stages.text import clock
+from stages.train.checkpoint import Checkpoints
+from stages.train.engine import DeepSpeedEngine, Engine, PlainEngine, start_deepspeed
+from stages.train.loop import Training
+from stages.train.metrics import MetricWriter
+from stages.train.settings import TrainSettings
+from stages.train.stage import Train
+from stages.train.student import Student, build_student, save_encoder
+from stages.train.views import TrainingData
+
+BuildEngine = Callable[[Student, TrainSettings], Engine]
+
+
+def train(stage: Train, work: Work) -> None:
+    """Trains on this worker and, on rank 0, publishes the student."""
+    training = start_training(stage, work, engine_of(stage))
+    is_first = training.engine.rank == 0
+    live = work.root.local_path(f"{work.scratch}/live") if is_first else None
+    writer = MetricWriter(live) if live else None
+    for row in training.rows():
+        if writer:
+            writer.add(row)
+        if is_first:
+            work.say(_training_line(row), important="dev_spearman" in row)
+    if writer:
+        writer.close()
+    if is_first and training.warning:
+        work.say(f"WARNING: {training.warning}", important=True)
+    publish_training(work, training)
+
+
+def engine_of(stage: Train) -> BuildEngine:
+    """The engine that the settings ask for; DeepSpeed's joins the process group first."""
+    if stage.settings.resolved_engine == "plain":
+        return PlainEngine
+    start_deepspeed()
+    return DeepSpeedEngine
+
+
+def training_data(stage: Train, work: Work) -> TrainingData:
+    """Memory-mapped tokens and factors, and the dev set."""
+
+    def token_rows(name: str) -> TokenRows:
+        tokens = work.input(name)
+        pairs = zip(tokens.shard_paths("ids.npy"), tokens.shard_paths("offsets.npy"), strict=True)
+        return TokenRows(list(pairs))
+
+    def owned_rows(names: tuple[str, ...]) -> OwnedRows | None:
+        found = []
+        for name in names:
+            places = [np.load(path) for path in work.input(name).shard_paths("owners.npy")]
+            owners = [place + number * stage.rows_per_shard for number, place in enumerate(places)]
+            found.append((token_rows(name), np.concatenate(owners)))
+        return OwnedRows(found) if found else None
+
+    dev = stage.settings.dev
+    return TrainingData(
+        tokens=token_rows("tokens"),
+        factors=[
+            FactorRows(work.input(name).shard_paths("factors.npy"), stage.rows_per_shard)
+            for name, _ in stage.factors
+        ],
+        teacher_weights=[weight for _, weight in stage.factors],
+        dev=[load_sts(one) for one in dev.sts] if dev else [],
+        views={view: token_rows(name) for view, name in stage.views},
+        rewrites=owned_rows(stage.rewrites),
+        negatives=owned_rows(stage.negatives),
+    )
+
+
+def start_training(
+    stage: Train, work: Work, build_engine: BuildEngine, checkpointed: bool = True
+) -> Training:
+    """The training of this worker.
+
+    Args:
+        checkpointed: whether it saves checkpoints and begins at the newest one.
+    """
+    settings = stage.settings
+    student = build_student(
+        stage.student.located(work),
+        settings.objectives,
+        settings.seed,
+        autocast=settings.precision == "bfloat16",
+    )
+    checkpoints = Checkpoints(work.root, work.scratch) if checkpointed else None
+    data = training_data(stage, work)
+    return Training(build_engine(student, settings), settings, data, checkpoints)
+
+
+def publish_training(work: Work, training: Training, **more: Any) -> None:
+    """Publishes the trained student on rank 0, with metrics and `more` about it."""
+    engine, result = training.engine, training.trained
+    if engine.rank == 0:
+        with tempfile.TemporaryDirectory() as local:
+            save_encoder(engine.student.encoder, result.weights, Path(local) / "model")
+            writer = MetricWriter(Path(local) / "metrics")
+            for row in result.progress.history:
+                writer.add(row)
+            writer.close()
+            stats: dict[str, Any] = {
+                "num_steps": result.progress.step,
+                "best_step": result.progress.best_step,
+                "dev_spearman": result.progress.best_score,
+                "engine": engine.layout(),
+            }
+            if training.warning:
+                stats["warning"] = training.warning
+            work.publish(stats | more, Path(local))
+    engine.barrier()
+
+
+def _training_line(row: dict[str, Any]) -> str:
+    left = (row["num_steps"] - row["step"]) * row["seconds_per_step"]
+    text = (
+        f"step {row['step']:,}/{row['num_steps']:,}  loss {row['loss']:.4f}  "
+        f"{row['seconds_per_step']:.2f} s/step  {row['tokens_per_second']:,.0f} tokens/s  "
+        f"peak {row['peak_memory_gib']:.1f} GiB  ETA {clock(left)}"
+    )
+    if "dev_spearman" in row:
+        score = row["dev_spearman"]
+        text += f"  dev Spearman {score:.2f}" + " (no number, never chosen)" * math.isnan(score)
+    return text

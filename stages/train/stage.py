@@ -1,0 +1,106 @@
+"""Training of a student: what it reads, what decides its weights, and where it runs."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stages.contract import Known, Opened, Resources, Stage, Work, Workers
+from stages.encoder.source import EncoderSource
+from stages.packages import need
+from stages.planning import Graph
+from stages.train.settings import StudentSettings, TrainSettings, batch_too_large
+
+
+@dataclass(frozen=True)
+class Train(Stage):
+    """Tokens and factors to a student: `model/` (best weights) and `metrics/`.
+
+    factors: inputs with teacher factors, and the share of each.
+    rewrites, negatives: inputs with tokens of rewrites and of their hard negatives.
+    views: inputs with tokens of further views, by the view's name.
+    """
+
+    student: EncoderSource[StudentSettings]
+    settings: TrainSettings
+    rows_per_shard: int
+    factors: tuple[tuple[str, float], ...] = ()
+    rewrites: tuple[str, ...] = ()
+    negatives: tuple[str, ...] = ()
+    views: tuple[tuple[str, str], ...] = ()
+
+    kind = "train"
+    # 4: InfoNCE and consistency keep their precision when small; factors are renormalised when
+    # read; head and pooling are float32 under autocast
+    version = 4
+
+    def identity(self, inputs: Mapping[str, Known]) -> dict[str, Any]:
+        found = self.student.identity(inputs, "student")
+        for key, value in self.settings.identity("train").items():
+            found[f"train.{key}"] = value
+        for number, (_, weight) in enumerate(self.factors):
+            found[f"teachers[{number}].weight"] = weight
+        return found
+
+    def resources(self) -> Resources:
+        settings = self.settings
+        grouped = settings.resolved_engine == "deepspeed"
+        return Resources(
+            workers=Workers(
+                settings.num_workers, settings.cpus_per_worker, settings.gpus_per_worker, grouped
+            )
+        )
+
+    def check(self) -> None:
+        if self.settings.resolved_engine == "deepspeed":
+            need("deepspeed", "train.engine: deepspeed (also chosen by train.num_workers over 1)")
+        self.student.check()
+        for objective in self.settings.objectives.chosen.values():
+            objective.check()
+        if self.settings.dev is not None:
+            self.settings.dev.check()
+
+    def check_rows(self, num_rows: int) -> None:
+        if self.settings.batch_size > num_rows:
+            raise batch_too_large(self.settings.batch_size, num_rows)
+
+    def unfinished(self, names: list[str]) -> str:
+        steps = [name for name in names if name.startswith("step-")]
+        return "unfinished, continues at its newest checkpoint" if steps else ""
+
+    def output_config(self) -> dict[str, Any]:
+        """What the trained model's config.json will say."""
+        layers = self.student.settings.layers
+        return self.student.config() | ({"num_hidden_layers": len(layers)} if layers else {})
+
+    def report(self, artifact: Opened) -> dict[str, str | list[dict[str, Any]]]:
+        lines = artifact.file_path("metrics/metrics.jsonl").read_text().splitlines()
+        return {"Training": [json.loads(line) for line in lines]}
+
+    def make(self, work: Work, loaded: Any) -> None:
+        from stages.train.run import train
+
+        train(self, work)
+
+
+def plan(graph: Graph) -> None:
+    recipe = graph.recipe
+    objectives, student = recipe.train.objectives, graph.encoder(recipe.student)
+    names = [source.name for source in recipe.perturb]
+    rewrites = [f"tokens:{name}" for name in names]
+    negatives = [f"tokens:{name}+negatives" for name in names if objectives.needs_negatives]
+    views = [(view.name, f"tokens:{view.name}") for view in objectives.views]
+    factors = [(graph.factors[t.name], t.weight) for t in recipe.teachers if graph.factors]
+    stage = Train(
+        student,
+        recipe.train,
+        recipe.sentences.rows_per_shard,
+        tuple(factors),
+        tuple(rewrites),
+        tuple(negatives),
+        tuple(views),
+    )
+    owned = [f"tokens:{name}{suffix}" for name in names for suffix in
+             ("", *["+negatives"] * objectives.needs_negatives)]  # fmt: skip
+    inputs = ["tokens", *owned, *(name for _, name in views), *(name for name, _ in factors)]
+    graph.add("train", stage, [*inputs, *student.inputs], where="student")

@@ -1,0 +1,242 @@
+"""What is stale, what is not, and why: fingerprints of whole recipes, nothing is run."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from pipeline.plan.graph import build_graph
+from pipeline.recipe.read import load_recipe
+from stages.errors import UserError
+from tests.support.models import make_model, make_sentences
+from tests.support.recipes import setting
+
+
+def both_tests(who):
+    return {f"evaluate:{who}:size", f"evaluate:{who}:made-up"}
+
+
+AFTER_TRAINING = {"train", *both_tests("after"), "export", "speed"}
+
+
+@pytest.fixture
+def stale(tmp_path, tiny_recipe):
+    """Names of the nodes whose fingerprint differs between two recipes."""
+
+    def prints(recipe):
+        file = tmp_path / "recipe.yaml"
+        file.write_text(yaml.safe_dump(recipe))
+        return {
+            name: node.fingerprint for name, node in build_graph(load_recipe(file)).nodes.items()
+        }
+
+    base = prints(tiny_recipe())
+
+    def compare(*overrides):
+        found = prints(tiny_recipe(*overrides))
+        return {name for name in found if base.get(name) != found[name]}
+
+    compare.prints = prints
+    return compare
+
+
+EVERYTHING = {"sentences", "embed:t", "tokens", *AFTER_TRAINING}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (["sentences.seed=1"], EVERYTHING),
+        (["sentences.rows_per_shard=100"], EVERYTHING),
+        (["teachers.0.max_length=24"], {"embed:t", *AFTER_TRAINING}),
+        (["teachers.0.precision=bfloat16"],
+         {"embed:t", *both_tests("t"), *AFTER_TRAINING}),
+        (["student.max_length=20"], {"tokens", *AFTER_TRAINING}),
+        (["student.layers=[0]"], {*both_tests("before"), *AFTER_TRAINING}),
+        (["student.dropout=0.3"], AFTER_TRAINING),
+        (["teachers.0.weight=2.0"], AFTER_TRAINING),
+        (["train.objectives.listnet.student_temperature=0.1"], AFTER_TRAINING),
+        (["train.seed=3"], AFTER_TRAINING),
+        # one test, and nothing that does not read it
+        (["evaluate.num_bootstrap=3"],
+         {"evaluate:before:made-up", "evaluate:t:made-up", "evaluate:after:made-up"}),
+        # execution, not identity
+        (["student.tokens_per_batch=7", "teachers.0.device=cpu", "train.num_workers=2",
+          "train.zero_stage=3", "train.cpus_per_worker=1", "train.checkpoint_every_steps=1",
+          "train.max_failures=0", "sentences.max_rejects_kept=3"], set()),
+    ],
+)  # fmt: skip
+def test_a_changed_setting_makes_stale_what_depends_on_it(stale, changes, expected):
+    assert stale(*changes) == expected
+
+
+def test_files_count_by_content_and_kind_not_by_place(stale, tmp_path):
+    text = (tmp_path / "sentences.txt").read_text()
+    (tmp_path / "moved.txt").write_text(text)
+    assert stale(f"sentences.path={tmp_path}/moved.txt") == set()
+    (tmp_path / "sentences.tsv").write_text(text)
+    assert "sentences" in stale(f"sentences.path={tmp_path}/sentences.tsv")
+    (tmp_path / "sentences.txt").write_text(text + "One more sentence.\n")
+    assert "sentences" in stale()
+
+
+def test_a_local_data_set_counts_by_content(stale, tmp_path, tiny_recipe):
+    folder = tmp_path / "dataset"
+    folder.mkdir()
+
+    def prints(sentences):
+        lines = [json.dumps({"text": s}) for s in sentences]
+        (folder / "train.jsonl").write_text("\n".join(lines))
+        recipe = tiny_recipe()
+        recipe["sentences"] = {"dataset": str(folder)}
+        return stale.prints(recipe)["sentences"]
+
+    assert prints(make_sentences(5)) != prints(make_sentences(6))
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "merges.txt", "spiece.model"])
+def test_a_local_model_counts_by_content(stale, tmp_path, tiny_recipe, name):
+    first = stale.prints(
+        tiny_recipe(setting("student.model", str(make_model(tmp_path / "a", seed=2))))
+    )
+    folder = make_model(tmp_path / "b", seed=2)
+    assert stale.prints(tiny_recipe(f"student.model={folder}")) == first
+    with (folder / name).open("a") as file:
+        file.write(" ")
+    assert stale.prints(tiny_recipe(f"student.model={folder}"))["tokens"] != first["tokens"]
+
+
+def test_a_teachers_name_and_place_are_not_identity(tmp_path, stale, tiny_recipe, student_folder):
+    recipe = tiny_recipe()
+    first = stale.prints(recipe)
+    other = dict(recipe["teachers"][0], name="other", model=str(student_folder))
+    recipe["teachers"] = [other, dict(recipe["teachers"][0], name="renamed")]
+    second = stale.prints(recipe)
+    assert second["embed:renamed"] == first["embed:t"]
+    assert second["train"] != first["train"]
+
+
+def test_without_a_listwise_objective_no_teacher_is_embedded(stale, tiny_recipe):
+    found = stale.prints(tiny_recipe("train.objectives={infonce: {}}"))
+    assert "embed:t" not in found
+    assert both_tests("t") <= found.keys()
+
+
+RANKS = [
+    "ranks={corpus_size: 100, dimensions: 20}",
+    "teachers.0.similarity=ranks",
+    "train.objectives={infonce: {}, rank_regression: {}}",
+]
+WITH_RANKS = {"corpus:after", *both_tests("after+ranks")}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (["ranks.seed=1"], {"corpus:t", "ranks:t", *both_tests("t+ranks")} | WITH_RANKS),
+        (["ranks.dimensions=10"], {"corpus:t", "ranks:t", *both_tests("t+ranks")} | WITH_RANKS),
+        (["train.objectives.rank_regression.low=0.1"], WITH_RANKS),
+        (
+            ["evaluate.max_length=40"],
+            both_tests("before") | both_tests("t") | both_tests("t+ranks") | WITH_RANKS,
+        ),
+    ],
+)
+def test_ranks_make_stale_what_depends_on_them(stale, tiny_recipe, changes, expected):
+    base = stale.prints(tiny_recipe(*RANKS))
+    found = stale.prints(tiny_recipe(*RANKS, *changes))
+    changed = {name for name in found if found[name] != base[name]}
+    # the export reads the corpus; speed only the student
+    after = {"export"} | (
+        both_tests("after") | {"speed"} if "ranks" not in next(iter(changes)) else set()
+    )
+    if changes != ["evaluate.max_length=40"]:
+        after |= AFTER_TRAINING
+    assert changed == expected | after
+
+
+def test_the_share_of_ranks_at_inference_changes_use_and_not_training(stale, tiny_recipe):
+    base = stale.prints(tiny_recipe(*RANKS))
+    half = stale.prints(tiny_recipe(*RANKS, "ranks.inference_weight=0.5"))
+    changed = {name for name in half if half[name] != base[name]}
+    assert changed == {*both_tests("after+ranks"), "export"}
+    without = stale.prints(tiny_recipe(*RANKS, "ranks.inference_weight=null"))
+    assert base.keys() - without.keys() == WITH_RANKS
+    assert without["train"] == base["train"]
+
+
+def test_recipes_share_what_they_have_in_common(stale, tiny_recipe, tmp_path):
+    """The base's sentences and tokens are this recipe's too; the same student is one training."""
+    base = tiny_recipe("name=base", "teachers=[]", "train.objectives={infonce: {}}")
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(base))
+    alone = stale.prints(base)
+    teacher = {"name": "b", "model": f"recipe:{tmp_path}/base.yaml", "max_length": 32}
+    found = stale.prints(tiny_recipe(setting("teachers", [teacher])))
+    assert "base/train" in found and found["base/train"] == alone["train"]
+    assert found["tokens"] == alone["tokens"]
+    assert not {"base/tokens", "base/sentences", "base/evaluate:after:size"} & found.keys()
+    longer = stale.prints(tiny_recipe(setting("teachers", [teacher]), "student.max_length=20"))
+    assert longer["base/tokens"] == alone["tokens"] != longer["tokens"]
+    start = stale.prints(tiny_recipe(setting("student", {"model": teacher["model"]})))
+    assert start["base/train"] == alone["train"] != start["train"]
+
+
+def test_a_step_of_two_recipes_is_this_recipes(stale, tiny_recipe, tmp_path):
+    """Teacher t here is teacher x of the base: it is looked up here, under its name here."""
+    base = tiny_recipe("name=base", "teachers.0.name=x")
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(base))
+    first = {"name": "b", "model": f"recipe:{tmp_path}/base.yaml", "max_length": 32}
+    recipe = tiny_recipe(setting("teachers", [first, *tiny_recipe()["teachers"]]))
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    nodes = build_graph(load_recipe(tmp_path / "recipe.yaml")).nodes
+    assert "base/embed:x" not in nodes
+    assert {node.recipe for name, node in nodes.items() if "/" not in name} == {"tiny"}
+    assert nodes["base/train"].inputs["embed:x"] == "embed:t"
+    seen = set()
+    for name, node in nodes.items():
+        assert set(node.inputs.values()) <= seen, name
+        seen.add(name)
+
+
+def test_two_recipes_of_one_name_that_differ_are_refused(stale, tiny_recipe, tmp_path):
+    teachers = []
+    for seed in (1, 2):
+        base = tiny_recipe("name=base", "teachers=[]", f"train.seed={seed}",
+                           "train.objectives={infonce: {}}")  # fmt: skip
+        (tmp_path / f"{seed}.yaml").write_text(yaml.safe_dump(base))
+        teachers.append({"name": f"b{seed}", "model": f"recipe:{tmp_path}/{seed}.yaml"})
+    with pytest.raises(UserError, match="two recipes with different settings are called 'base'"):
+        stale.prints(tiny_recipe(setting("teachers", teachers)))
+
+
+def test_planning_imports_neither_torch_nor_ray(tmp_path, tiny_recipe):
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(tiny_recipe()))
+    code = (
+        "import sys; from pipeline.cli import main; assert main(['plan', sys.argv[1]]) == 0; "
+        "print(sorted({'torch', 'ray', 'transformers', 'scipy'} & set(sys.modules)))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.splitlines()[-1] == "[]"
+    assert "12 of 12 to do" in result.stdout
+
+
+def test_what_negations_read_does_not_depend_on_rewrites(tmp_path, tiny_recipe, student_folder):
+    (tmp_path / "p.tsv").write_text("sentence1\tsentence2\n")
+    translation = {"model": str(student_folder)}
+    sources = [
+        {"name": "p", "pairs": {"path": str(tmp_path / "p.tsv")}},
+        {"name": "t", "backtranslation": {"to_pivot": translation, "from_pivot": translation}},
+    ]
+    changes = ["train.objectives={infonce: {}, soft_negative: {}}"]
+    file = tmp_path / "recipe.yaml"
+    found = []
+    for perturb in ([], sources[:1], sources):
+        file.write_text(yaml.safe_dump(tiny_recipe(setting("perturb", perturb), *changes)))
+        found.append(build_graph(load_recipe(file)).nodes["tokens:negated"])
+    assert [node.inputs for node in found] == 3 * [{"sentences": "sentences"}]
+    assert len({node.fingerprint for node in found}) == 1

@@ -1,0 +1,58 @@
+"""Artifacts appear last, and what changed afterwards is noticed."""
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from pipeline.store.artifacts import ArtifactStore, new_manifest
+from stages.errors import UserError
+
+
+def publish(store, folder, **changes):
+    node = SimpleNamespace(kind="embed", title="x", fingerprint="f" * 64, identity={})
+    settings = dict(
+        inputs={}, shards=list(store.finished_shards(folder).values()), files={},
+        stats={"node": "embed:x"}, started=time.time(), recipe="r",
+    )  # fmt: skip
+    manifest = new_manifest(node, **(settings | changes))
+    store.publish(folder, manifest, {shard.number: shard.num_rows for shard in manifest.shards})
+
+
+def test_an_artifact_exists_only_once_its_manifest_is_written(tmp_path):
+    store = ArtifactStore(str(tmp_path))
+    store.put_shard("embed/x-1", 0, {"a.npy": b"data"}, 3)
+    assert store.manifest("embed/x-1") is None
+    assert list(store.finished_shards("embed/x-1")) == [0]
+    publish(store, "embed/x-1")
+    opened = store.open("embed/x-1")
+    assert opened.manifest.num_rows == 3
+    assert opened.shard_path(0, "a.npy").read_bytes() == b"data"
+
+
+@pytest.mark.parametrize("damage", ["change", "remove"])
+def test_a_shard_changed_after_publication_is_noticed(tmp_path, damage):
+    store = ArtifactStore(str(tmp_path))
+    store.put_shard("embed/x-1", 0, {"a.npy": b"data"}, 3)
+    publish(store, "embed/x-1")
+    path = store.open("embed/x-1").shard_path(0, "a.npy")
+    path.write_bytes(b"date") if damage == "change" else path.unlink()
+    with pytest.raises(UserError, match="--force embed:mine"):
+        store.open("embed/x-1", "embed:mine").shard_paths("a.npy")
+
+
+def test_two_writers_of_one_artifact_do_not_spoil_each_other(tmp_path):
+    """The first manifest keeps pointing to bytes that match it, whatever comes later."""
+    first, second = ArtifactStore(str(tmp_path)), ArtifactStore(str(tmp_path))
+    first.put_shard("embed/x-1", 0, {"a.npy": b"one"}, 1)
+    shards = list(first.finished_shards("embed/x-1").values())
+    second.put_shard("embed/x-1", 0, {"a.npy": b"two"}, 1)
+    publish(first, "embed/x-1", shards=shards)
+    publish(second, "embed/x-1")
+    assert first.open("embed/x-1").shard_path(0, "a.npy").read_bytes() == b"one"
+
+
+def test_a_storage_root_that_is_a_file_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be read or written"):
+        ArtifactStore(str(tmp_path / "file")).check_writable()

@@ -1,0 +1,179 @@
+"""The encoder: batching changes nothing, templates survive truncation, pooling is right."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import stages.encoder.model
+from stages.embed.embedder import Embedder
+from stages.encoder.model import load_encoder, load_for_inference
+from stages.encoder.settings import EncoderSettings
+from stages.encoder.tokenizer import load_tokenizer, pad, token_budget_batches
+from stages.errors import UserError
+from tests.support.models import make_model, make_sentences
+
+MASK_TEMPLATE = 'The "{sentence}" means {mask} .'
+
+
+@pytest.mark.parametrize(
+    "options",
+    [dict(pooling="mean"), dict(pooling="cls"), dict(pooling="mask", template=MASK_TEMPLATE)],
+    ids=lambda options: options["pooling"],
+)
+@pytest.mark.parametrize("tokens_per_batch", [1, 100, 10**6])
+def test_batches_change_nothing(student_folder, options, tokens_per_batch, monkeypatch):
+    """Against a slow twin: one sentence at a time through transformers itself."""
+    monkeypatch.setattr(stages.encoder.model, "WINDOW_ROWS", 16)
+    texts = make_sentences(40)
+    encoder = load_encoder(
+        EncoderSettings(
+            model=str(student_folder), max_length=24, tokens_per_batch=tokens_per_batch,
+            device="cpu", **options,
+        )
+    )  # fmt: skip
+    tokenizer = encoder.tokenizer.pretrained
+    found = encoder.encode(texts)
+    for text, vector in zip(texts, found, strict=True):
+        if options["pooling"] == "mask":
+            text = MASK_TEMPLATE.format(sentence=text, mask="[MASK]")
+        ids = torch.tensor([tokenizer.encode(text)])
+        with torch.no_grad():
+            states = encoder.backbone(input_ids=ids).last_hidden_state[0]
+        where = ids[0].tolist().index(tokenizer.mask_token_id) if "[MASK]" in text else 0
+        expected = states.mean(0) if options["pooling"] == "mean" else states[where]
+        np.testing.assert_allclose(vector, expected, atol=1e-5)
+
+
+def test_truncation_shortens_the_sentence_and_never_the_template(student_folder):
+    tokenizer = load_tokenizer(
+        EncoderSettings(
+            model=str(student_folder), pooling="mask", template=MASK_TEMPLATE, max_length=16
+        )
+    )
+    text = " ".join(["cat"] * 100)
+    (ids,) = tokenizer([text])
+    assert len(ids) == 16
+    words = tokenizer.pretrained.convert_ids_to_tokens(ids)
+    assert words[:3] == ["[CLS]", "the", '"']
+    assert words[-5:] == ['"', "means", "[MASK]", ".", "[SEP]"]
+    assert set(words[3:-5]) == {"cat"}
+
+
+def test_a_mask_token_in_the_sentence_does_not_move_the_pooling(student_folder):
+    """The template's mask comes after the sentence, so the last one counts."""
+    encoder = load_encoder(
+        EncoderSettings(model=str(student_folder), pooling="mask", template=MASK_TEMPLATE)
+        .model_copy(update={"max_length": 20, "device": "cpu"})
+    )  # fmt: skip
+    (ids,) = encoder.tokenizer(["a [MASK] cat"])
+    places = [i for i, token in enumerate(ids) if token == encoder.tokenizer.mask_id]
+    assert len(places) == 2
+    with torch.no_grad():
+        states = encoder.backbone(input_ids=torch.tensor(ids[None].astype("i8"))).last_hidden_state
+    vector = encoder.encode(["a [MASK] cat"])[0]
+    np.testing.assert_allclose(vector, states[0, places[-1]], atol=1e-6)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=200), st.integers(1, 500))
+def test_token_budget_batches_hold_every_row_once_within_the_budget(lengths, budget):
+    lengths = np.array(lengths)
+    batches = token_budget_batches(lengths, budget)
+    assert sorted(np.concatenate(batches)) == list(range(len(lengths)))
+    for batch in batches:
+        assert len(batch) == 1 or len(batch) * lengths[batch].max() <= budget
+
+
+def test_padding():
+    ids, mask = pad([np.array([5, 6, 7]), np.array([8])], pad_id=1)
+    assert ids.tolist() == [[5, 6, 7], [8, 1, 1]]
+    assert mask.tolist() == [[1, 1, 1], [1, 0, 0]]
+
+
+def test_layers_are_kept_in_order(student_folder):
+    options = dict(model=str(student_folder), pooling="mean", max_length=20)
+    whole = load_encoder(EncoderSettings(**options))
+    last = load_encoder(EncoderSettings(**options, layers=[1]))
+    assert last.backbone.config.num_hidden_layers == 1
+    for name, x in last.backbone.encoder.layer[0].state_dict().items():
+        assert torch.equal(x, whole.backbone.encoder.layer[1].state_dict()[name])
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_half_precision_stays_near_float32(student_folder, precision):
+    texts = make_sentences(20)
+    single, half = (
+        load_for_inference(
+            EncoderSettings(model=str(student_folder), pooling="mean", precision=p, device="cpu")
+            .model_copy(update={"max_length": 20})
+        ).encode(texts)
+        for p in ("float32", precision)
+    )  # fmt: skip
+    cosine = (single * half).sum(1) / np.linalg.norm(single, axis=1) / np.linalg.norm(half, axis=1)
+    assert cosine.min() > 0.999
+    assert not np.array_equal(single, half)
+
+
+def test_a_sentence_transformers_folder_names_its_pooling(tmp_path):
+    folder = make_model(tmp_path / "model")
+    (folder / "1_Pooling").mkdir()
+    for config, expected in (
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
+        ({"pooling_mode": "mean"}, "mean"),
+    ):
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps(config))
+        encoder = load_encoder(EncoderSettings(model=str(folder), max_length=20))
+        assert encoder.settings.pooling == expected
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_max_tokens": true}')
+    with pytest.raises(UserError, match="set pooling to"):
+        load_encoder(EncoderSettings(model=str(folder), max_length=20))
+
+
+def remove_tokenizer(folder):
+    for file in folder.glob("token*"):
+        file.unlink()
+
+
+def damage_weights(folder):
+    (folder / "model.safetensors").write_bytes(b"\x00" * 100)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "expected"),
+    [
+        (remove_tokenizer, {}, "has no tokenizer files"),
+        (damage_weights, {}, "cannot be loaded"),
+        (lambda folder: None, dict(max_length=65), "more than the 64 positions"),
+        (lambda folder: None, dict(layers=[2]), "has layers 0 to 1"),
+        (
+            lambda folder: None,
+            dict(template="the cat the cat {sentence}", max_length=6),
+            "leaves none of max_length=6",
+        ),
+    ],
+)
+def test_what_cannot_be_loaded_is_explained(tmp_path, change, options, expected):
+    folder = make_model(tmp_path / "model")
+    change(folder)
+    settings = dict(model=str(folder), pooling="mean", max_length=32)
+    with pytest.raises(UserError, match=expected):
+        load_encoder(EncoderSettings(**(settings | options)))
+
+
+def test_an_encoder_that_gives_no_direction_is_refused(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    folder = make_model(tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    save_file(
+        {name: torch.full_like(x, torch.nan) for name, x in weights.items()},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    embed = Embedder(EncoderSettings(model=str(folder), pooling="mean", max_length=20))
+    with pytest.raises(UserError, match="no usable vector for 3 sentences"):
+        embed(make_sentences(3))

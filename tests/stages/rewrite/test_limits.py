@@ -1,0 +1,106 @@
+"""Rates and budgets of a chat endpoint, and the journal of paid answers."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stages.errors import UserError
+from stages.files import Root
+from stages.rewrite.chat import Answer
+from stages.rewrite.journal import Journal, Spent, request_key
+from stages.rewrite.limits import Limits, Pacer
+from tests.support.chat_client import settings_of
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@given(
+    st.integers(50, 5000),
+    st.lists(st.tuples(st.floats(0, 3), st.floats(1, 25)), min_size=1, max_size=60),
+)
+def test_no_minute_sees_more_than_the_limit(limit, requests):
+    """Requests of any cost that come at any time, each sent as soon as the pacer lets it."""
+    clock = Clock()
+    pacer = Pacer(limit, clock)
+    sent = []
+    for pause, cost in requests:
+        clock.now += pause
+        clock.now += max(0.0, pacer.wait(cost))
+        pacer.take(cost)
+        sent.append((clock.now, cost))
+    for start, _ in sent:
+        assert sum(cost for at, cost in sent if start <= at < start + 60) <= limit
+
+
+@pytest.mark.parametrize("limit", [1, 7, 600])
+def test_the_pacer_uses_what_is_allowed(limit):
+    clock = Clock()
+    pacer = Pacer(limit, clock)
+    for _ in range(10 * limit):
+        clock.now += max(0.0, pacer.wait(1))
+        pacer.take(1)
+    assert 10 * limit / ((clock.now - 100) / 60 + 1 / limit) > 0.95 * limit
+
+
+def test_unused_tokens_are_given_back_and_a_pause_holds_all():
+    clock = Clock()
+    limits = Limits(settings_of(tokens_per_minute=6000, max_answer_tokens=1000), Spent(), clock)
+    assert limits.wait(100) <= 0
+    taken = limits.take(100)
+    assert limits.wait(100) > 10
+    limits.settle(taken, Answer("", "stop", 100, 100))
+    assert limits.wait(100) < 3
+    limits.pause(30.0)
+    assert limits.wait(100) == pytest.approx(30.0)
+    clock.now += 31
+    assert limits.wait(100) <= 0
+    with pytest.raises(UserError, match="tokens_per_minute 6000 is less than one"):
+        limits.wait(6000)
+
+
+@pytest.mark.parametrize(
+    ("budget", "requests"),
+    [
+        ({"max_requests": 3}, 3),
+        ({"max_tokens": 420}, 3),
+        ({"max_cost": 4.2, "price_per_million_prompt_tokens": 1e4,
+          "price_per_million_answer_tokens": 1e4}, 3),
+    ],
+)  # fmt: skip
+def test_requests_in_flight_count_against_the_budget(budget, requests):
+    limits = Limits(settings_of(budget=budget, max_answer_tokens=100), spent := Spent())
+    taken = []
+    while limits.exceeded(40) is None:
+        taken.append(limits.take(40))
+    assert len(taken) == requests
+    assert limits.exceeded(40) == next(iter(budget))
+    limits.settle(taken.pop(), None)  # it failed: nothing was paid
+    assert limits.exceeded(40) is None
+    answer = Answer("", "stop", 40, 100)
+    limits.settle(taken.pop(), answer)
+    spent.add(answer)
+    limits.take(40)
+    assert limits.exceeded(40) == next(iter(budget))
+
+
+def test_the_journal_finds_answers_of_others_and_skips_torn_lines(tmp_path):
+    root = Root(str(tmp_path))
+    mine, theirs = Journal(root, "answers", "me"), Journal(root, "answers", "them")
+    keys = [request_key({"n": number}) for number in range(5)]
+    answers = [Answer(f"“{number}”\n", "stop", number, 1) for number in range(5)]
+    for journal, number in ((mine, 0), (theirs, 1), (mine, 2), (theirs, 3)):
+        journal.add(keys[number], answers[number])
+    assert mine.get(keys[0]) == answers[0] and mine.get(keys[1]) is None
+    files = sorted((tmp_path / "answers").iterdir())
+    with files[0].open("ab") as file:
+        file.write(b'{"key": "00", "owner": "me", "ans')
+    again = Journal(root, "answers", "me")
+    assert [again.get(key) for key in keys] == [*answers[:4], None]
+    assert again.spent() == Spent(2, 2, 2)
+    assert Journal(root, "answers", "new").spent() == Spent()

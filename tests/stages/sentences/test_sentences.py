@@ -1,0 +1,208 @@
+"""The sentences stage: cleaning, exact de-duplication, order, rejects, bad input."""
+
+import gzip
+import io
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import stages.sentences.build
+from stages.errors import UserError
+from stages.sentences.build import build_sentences, clean_text
+from stages.sentences.python_docs import prose_paragraphs
+from stages.sentences.settings import SentencesSettings
+from tests.support.models import make_sentences
+
+
+def build(**options):
+    shards, files = {}, {}
+    stats = build_sentences(
+        SentencesSettings(**options),
+        lambda number, data, rows: shards.update({number: (data["rows.parquet"], rows)}),
+        lambda name, data: files.update({name: data}),
+    )
+    texts = []
+    for number in sorted(shards):
+        table = pq.read_table(io.BytesIO(shards[number][0]))
+        assert table.num_rows == shards[number][1]
+        assert table["id"].to_pylist() == list(range(len(texts), len(texts) + table.num_rows))
+        texts += table["text"].to_pylist()
+    return texts, stats, files
+
+
+def test_each_kind_of_file_gives_the_same_sentences(tmp_path):
+    sentences = make_sentences(50)
+    rows = [{"text": sentence, "other": 1} for sentence in sentences]
+    lines = "\n".join(sentences) + "\n"
+    (tmp_path / "a.txt").write_text(lines)
+    with gzip.open(tmp_path / "a.txt.gz", "wt") as file:
+        file.write(lines)
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "a.csv").write_text("other,text\n" + "".join(f'1,"{s}"\n' for s in sentences))
+    (tmp_path / "a.tsv").write_text("other\ttext\n" + "".join(f"1\t{s}\n" for s in sentences))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    expected = build(path=str(tmp_path / "a.txt"))[0]
+    assert sorted(expected) == sorted(sentences)
+    for suffix in ("txt.gz", "jsonl", "csv", "tsv", "parquet"):
+        assert build(path=str(tmp_path / f"a.{suffix}"))[0] == expected, suffix
+
+
+def test_a_local_hugging_face_folder_is_a_source(tmp_path):
+    (tmp_path / "train.jsonl").write_text(
+        "\n".join(json.dumps({"text": s}) for s in make_sentences(20))
+    )
+    assert len(build(dataset=str(tmp_path))[0]) == 20
+
+
+def test_tsv_is_read_without_quoting(tmp_path):
+    (tmp_path / "a.tsv").write_text('text\n"An open quote, never closed\nA second sentence\n')
+    assert len(build(path=str(tmp_path / "a.tsv"))[0]) == 2
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.text("abc \t\u00e9e\u0301", min_size=1), min_size=1), st.integers(0, 5))
+def test_result_is_the_set_of_clean_texts_whatever_their_order(tmp_path_factory, texts, seed):
+    folder = tmp_path_factory.mktemp("texts")
+    lines = [text.replace("\n", " ").replace("\r", " ") for text in texts]
+    (folder / "a.txt").write_text("\n".join(lines) + "\n")
+    (folder / "b.txt").write_text("\n".join(reversed(lines)) + "\n")
+    cleaned = {clean_text(line, "NFC") for line in lines} - {""}
+    options = dict(min_chars=1, seed=seed, rows_per_shard=3)
+    if not cleaned:
+        with pytest.raises(UserError, match="nothing is left"):
+            build(path=str(folder / "a.txt"), **options)
+        return
+    first, stats, _ = build(path=str(folder / "a.txt"), **options)
+    assert set(first) == cleaned
+    assert len(first) == len(cleaned)
+    assert stats["read"] == stats["kept"] + sum(stats["rejected"].values())
+    assert build(path=str(folder / "b.txt"), **options)[0] == first
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path):
+    (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbftext\nA sentence from a spreadsheet.\n")
+    assert build(path=str(tmp_path / "a.csv"))[0] == ["A sentence from a spreadsheet."]
+
+
+def test_spilling_to_disk_changes_nothing(tmp_path, monkeypatch):
+    sentences = make_sentences(500)
+    (tmp_path / "a.txt").write_text("\n".join(sentences * 3) + "\n")
+    expected = build(path=str(tmp_path / "a.txt"))
+    monkeypatch.setattr(stages.sentences.build, "MEMORY_BYTES", 10_000)
+    assert build(path=str(tmp_path / "a.txt")) == expected
+    assert expected[1]["rejected"] == {"duplicate": 1000}
+
+
+def test_limit_is_a_sample_and_seed_changes_the_order(tmp_path):
+    (tmp_path / "a.txt").write_text("\n".join(make_sentences(200)) + "\n")
+    whole = build(path=str(tmp_path / "a.txt"))[0]
+    sample, stats, _ = build(path=str(tmp_path / "a.txt"), limit=50)
+    assert sample == whole[:50]
+    assert stats["rejected"] == {"over_limit": 150}
+    other = build(path=str(tmp_path / "a.txt"), seed=1)[0]
+    assert other != whole
+    assert sorted(other) == sorted(whole)
+
+
+def test_what_is_dropped_is_counted_and_kept_with_its_reason(tmp_path):
+    good = "A good sentence of decent length."
+    lines = [good, good, "short", "x" * 2000, "   ", "y" * (3 << 20), "caf\u00e9 " * 4]
+    data = "\n".join(lines).encode() + b"\n\xff\xfe broken\n"
+    (tmp_path / "a.txt").write_bytes(data)
+    texts, stats, files = build(path=str(tmp_path / "a.txt"), invalid_utf8="reject")
+    assert sorted(texts) == sorted([good, ("caf\u00e9 " * 4).strip()])
+    assert stats["rejected"] == dict(
+        duplicate=1, too_short=1, too_long=1, blank=1, line_over_1_mib=1, invalid_utf8=1
+    )
+    kept = pq.read_table(io.BytesIO(files["rejects.parquet"])).to_pylist()
+    assert {"reason": "too_short", "text": "short"} in kept
+    assert len(kept) == 6
+
+
+def test_texts_are_split_into_sentences(tmp_path):
+    (tmp_path / "a.txt").write_text("Dr. Smith reads a book. The cat sleeps under a tree!\n")
+    texts, _, _ = build(path=str(tmp_path / "a.txt"), split_sentences=True)
+    assert sorted(texts) == ["Dr. Smith reads a book.", "The cat sleeps under a tree!"]
+
+
+def test_held_out_documentation_never_reaches_the_training_text():
+    texts, _, files = build(
+        source="python-docs", packages=["numpy"], split_sentences=True, holdout_pairs=200
+    )
+    pairs = pq.read_table(io.BytesIO(files["holdout.parquet"])).to_pylist()
+    assert len({pair["summary"] for pair in pairs}) == 200
+    held = {pair[part] for pair in pairs for part in ("summary", "description")}
+    assert not held.intersection(texts)
+    assert len(texts) > 1000
+
+
+def test_prose_is_told_from_code_and_fields():
+    text = """Return the mean of :class:`Array` values, using ``float64``.
+
+    The mean is computed along an axis and is always returned as a number.
+
+        indented_code(here)
+
+    >>> mean([1])
+
+    Parameters
+    ----------
+    a : array
+        This describes a parameter and is not prose about the function.
+    """
+    import inspect
+
+    assert prose_paragraphs(inspect.cleandoc(text)) == [
+        "Return the mean of Array values, using float64.",
+        "The mean is computed along an axis and is always returned as a number.",
+    ]
+
+
+def damaged_gzip(folder):
+    whole = gzip.compress("\n".join(make_sentences(500)).encode())
+    (folder / "in.txt.gz").write_bytes(whole[: len(whole) // 2])
+    return "in.txt.gz"
+
+
+def parquet_without_column(folder):
+    pq.write_table(pa.table({"body": ["x"]}), folder / "in.parquet")
+    return "in.parquet"
+
+
+def file_with(name, data):
+    def write(folder):
+        (folder / name).write_bytes(data)
+        return name
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda folder: "missing.txt", "there is no file or folder"),
+        (file_with("in.txt", b""), "is empty"),
+        (file_with("in.txt", b"  \n\n \n"), "nothing is left of 3 texts (3 blank)"),
+        (file_with("in.txt", b"x" * (10 << 20)), "1 line_over_1_mib"),
+        (file_with("in.txt", b"good line here\n\xff\xfe\n"), "line 2: not valid UTF-8"),
+        (file_with("in.jsonl", b'{"text": "a good line"}\n{"te'), "line 2: not JSON"),
+        (file_with("in.jsonl", b'{"body": "a good line"}\n'), "no column 'text'; it has body"),
+        (file_with("in.jsonl", b'{"text": 3}\n'), "holds int, not text"),
+        (file_with("in.csv", b"body\nx\n"), "no column 'text'"),
+        (file_with("in.parquet", b"not parquet"), "not a readable Parquet file"),
+        (file_with("in.docx", b"x"), "suffix '.docx' is not known"),
+        (parquet_without_column, "no column 'text'; it has body"),
+        (damaged_gzip, "damaged or cut off"),
+        (file_with("in.txt.gz", b"plain text\n"), "damaged or cut off"),
+    ],
+)
+def test_bad_input_is_one_clear_message(tmp_path, make, expected):
+    name = make(tmp_path)
+    with pytest.raises(UserError) as caught:
+        build(path=str(tmp_path / name))
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,41 @@
+"""Files appear whole, and are replaced and never rewritten."""
+
+import errno
+import os
+
+import pytest
+
+from stages.errors import UserError
+from stages.files import Root
+
+
+def test_a_file_is_replaced_and_never_rewritten(tmp_path):
+    """Whoever has it open, or memory-mapped, keeps the bytes that were there."""
+    root = Root(str(tmp_path))
+    root.write("file", b"old")
+    with (tmp_path / "file").open("rb") as reader:
+        root.write("file", b"newer")
+        assert reader.read() == b"old"
+    assert root.read("file") == b"newer"
+    assert root.list("") == ["file"]
+
+
+def test_a_full_disk_is_one_message_and_leaves_nothing(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    root = Root(str(tmp_path))
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UserError, match="the disk is full"):
+        root.write("folder/file", b"x")
+    assert list((tmp_path / "folder").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("uri", "expected"),
+    [("s3://key:secret@bucket/x", "credentials"), ("nosuch://bucket/x", "cannot be opened")],
+)
+def test_bad_storage_roots_are_explained(uri, expected):
+    with pytest.raises(UserError, match=expected) as caught:
+        Root(uri)
+    assert "secret@" not in str(caught.value)

@@ -1,0 +1,206 @@
+"""Plain PyTorch, and DeepSpeed with one and two workers and each ZeRO stage: the same numbers.
+
+The workers are processes in one process group (gloo) that train one combination after the other.
+"""
+
+import io
+import json
+import multiprocessing
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+
+from stages.embed.embedder import Embedder
+from stages.encoder.settings import EncoderSettings
+from stages.evaluate.settings import StsSettings
+from stages.evaluate.sts import load_sts
+from stages.ranks.corpus import Ranker
+from stages.rows import OwnedRows
+from stages.tokens.negation import Negator
+from stages.train.engine import DeepSpeedEngine, PlainEngine
+from stages.train.settings import StudentSettings, TrainSettings
+from stages.train.student import build_student
+from stages.train.views import TrainingData
+from tests.support.data import open_factors, open_tokens, token_rows, write_shards, write_sts
+from tests.support.models import make_model, make_sentences
+from tests.support.training import train
+
+ROWS_PER_SHARD = 50
+QUIET = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+# combinations of workers and ZeRO stage for each recipe below
+LAYOUTS = {
+    "two teachers": [(1, 0), (2, 0), (2, 1), (2, 2), (2, 3)],
+    "every method": [(2, 0), (2, 3)],
+}
+
+
+def settings_of(case, folder, zero_stage=None):
+    """Student and training of a case; without a ZeRO stage they are the plain engine's."""
+    train = dict(
+        batch_size=16, log_every_steps=1, schedule="constant",
+        dev={"sts": [{"name": "dev", "path": "unused"}], "every_steps": 2},
+    )  # fmt: skip
+    if zero_stage is not None:
+        train |= dict(engine="deepspeed", zero_stage=zero_stage)
+    if case == "two teachers":
+        student = dict(model=str(folder / "student"), pooling="mean", max_length=16)
+        train |= dict(objectives={"infonce": {}, "consistency": {}, "listnet": {}},
+                      max_steps=6, learning_rate=1e-3)  # fmt: skip
+    else:
+        student = dict(
+            model=str(folder / "masked"), pooling="mask", max_length=24, head="batchnorm",
+            template='The book : "{sentence}" means{mask}.', template_denoising=True,
+            second_template="A red {sentence} means {mask}.", final_period="promptbert",
+        )  # fmt: skip
+        generator = {"model": str(folder / "generator")}
+        objectives = {
+            "infonce": {"hard_negatives": True}, "masked_language": {},
+            "rank_regression": {"low": 0.0, "combine": "sum"}, "soft_negative": {"weight": 0.5},
+            "denoising": {"layers": 1, "noise": 0.0, "dropout": 0.0, "target": "memory"},
+            "replaced_token": {"weight": 0.1, "generator": generator},
+        }  # fmt: skip
+        train |= dict(objectives=objectives, max_steps=4, learning_rate=1e-4)
+    return (
+        StudentSettings(**student, dropout=0.0, device="cpu"), TrainSettings.model_validate(train)
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Models, and what each case reads: 150 sentences in three shards, rewrites of every second."""
+    folder = tmp_path_factory.mktemp("engines")
+    make_model(folder / "student", seed=2)
+    make_model(folder / "masked", head="ForMaskedLM", seed=6, **QUIET)
+    make_model(folder / "generator", head="ForMaskedLM", layers=1, seed=7, **QUIET)
+    make_model(folder / "teacher", layers=3, width=48, seed=1)
+    write_sts(folder / "sts.tsv")
+    sentences = make_sentences(150)
+    shards = [sentences[i : i + ROWS_PER_SHARD] for i in range(0, 150, ROWS_PER_SHARD)]
+    vectors = {}
+    for name, pooling in (("teacher", "mean"), ("student", "cls")):
+        embed = Embedder(EncoderSettings(model=str(folder / name), pooling=pooling, max_length=32))
+        made = [embed(texts) for texts in shards]
+        write_shards(folder, name, made)
+        vectors[name] = [np.load(io.BytesIO(files["factors.npy"])) for files in made]
+    corpus = np.concatenate(vectors["teacher"])[::3].astype(np.float32)
+    rank = Ranker(corpus, None)
+    write_shards(folder, "ranks", [rank(rows.astype(np.float32)) for rows in vectors["teacher"]])
+    rewrites, negatives = (make_sentences(75, seed=seed) for seed in (4, 5))
+    negated = [Negator()(texts) for texts in shards]
+    for case in LAYOUTS:
+        student, _ = settings_of(case, folder)
+        token_rows(folder, f"{case}-tokens", shards, student)
+        token_rows(folder, f"{case}-negated", negated, student)
+        token_rows(folder, f"{case}-rewrites", [rewrites], student)
+        token_rows(folder, f"{case}-negatives", [negatives], student)
+    return folder
+
+
+def data_of(case, folder):
+    """The training data of a case, opened anew: every worker does so by itself."""
+    whole = dict(
+        tokens=open_tokens(folder, f"{case}-tokens"),
+        dev=[load_sts(StsSettings(name="dev", path=str(folder / "sts.tsv")))],
+    )
+    if case == "two teachers":
+        names, weights = ("teacher", "student"), [1.0, 2.0]
+    else:
+        names, weights = ("ranks",), [1.0]
+        owners = np.arange(0, 150, 2)
+        whole |= dict(
+            views={"negated": open_tokens(folder, f"{case}-negated")},
+            rewrites=OwnedRows([(open_tokens(folder, f"{case}-rewrites"), owners)]),
+            negatives=OwnedRows([(open_tokens(folder, f"{case}-negatives"), owners)]),
+        )
+    factors = [open_factors(folder, name, ROWS_PER_SHARD) for name in names]
+    return TrainingData(factors=factors, teacher_weights=weights, **whole)
+
+
+def trained(case, folder, engine_class, zero_stage=None):
+    """Metric rows and weights of a training on this worker."""
+    student, settings = settings_of(case, folder, zero_stage)
+    built = build_student(student, settings.objectives, settings.seed, autocast=False)
+    result = train(engine_class(built, settings), settings, data_of(case, folder))
+    return result.progress.history, result.weights
+
+
+def worker(rank, num_workers, folder, out):
+    """Trains every combination of this many workers; the first one writes what came of it."""
+    import deepspeed
+    import torch
+
+    torch.set_num_threads(1)
+    deepspeed.init_distributed(
+        dist_backend="gloo", auto_mpi_discovery=False, verbose=False, rank=rank,
+        world_size=num_workers, init_method=f"file://{out}/rendezvous-{num_workers}",
+    )  # fmt: skip
+    for case, layouts in LAYOUTS.items():
+        for workers, zero_stage in layouts:
+            if workers != num_workers:
+                continue
+            rows, weights = trained(case, folder, DeepSpeedEngine, zero_stage)
+            if rank == 0:
+                name = f"{case}-{workers}-{zero_stage}"
+                save_file({k: x.contiguous() for k, x in weights.items()}, out / f"{name}.weights")
+                (out / f"{name}.json").write_text(json.dumps(rows))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def out(folder, tmp_path_factory):
+    """A folder with the results of all combinations."""
+    out = tmp_path_factory.mktemp("results")
+    context = multiprocessing.get_context("spawn")
+    with pytest.MonkeyPatch.context() as patch:
+        # DeepSpeed compiles an operator at its first start and looks for ninja on the PATH
+        patch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+        patch.setenv("DS_ACCELERATOR", "cpu")
+        patch.setenv("LOCAL_RANK", "0")
+        processes = [
+            context.Process(target=worker, args=(rank, workers, folder, out))
+            for workers in (1, 2)
+            for rank in range(workers)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+    assert [process.exitcode for process in processes] == [0] * 3
+    return out
+
+
+@pytest.fixture(scope="module")
+def plain(folder):
+    return {case: trained(case, folder, PlainEngine) for case in LAYOUTS}
+
+
+@pytest.mark.parametrize(
+    ("case", "workers", "zero_stage"),
+    [(case, *layout) for case, layouts in LAYOUTS.items() for layout in layouts],
+)
+def test_workers_and_zero_stages_agree_with_the_plain_engine(
+    folder, out, plain, case, workers, zero_stage
+):
+    """Dropout off: same losses and their parts, gradient norms, dev scores and weights."""
+    expected, expected_weights = plain[case]
+    _, settings = settings_of(case, folder)
+    parts = [name for name, one in settings.objectives if one is not None]
+    keys = ("loss", "gradient_norm", "dev_spearman", *parts)
+    rows = json.loads((out / f"{case}-{workers}-{zero_stage}.json").read_text())
+    figures, expected_figures = (
+        [row[key] for row in found for key in keys if key in row] for found in (rows, expected)
+    )
+    tolerance, atol = (1e-5, 1e-5) if case == "two teachers" else (2e-4, 2e-5)
+    assert len(figures) > len(rows) * len(parts)
+    np.testing.assert_allclose(figures, expected_figures, rtol=tolerance, atol=tolerance)
+    weights = load_file(out / f"{case}-{workers}-{zero_stage}.weights")
+    assert weights.keys() == expected_weights.keys()
+    for name, weight in weights.items():
+        # Attention does not depend on key biases: their gradient is rounding noise, which AdamW
+        # scales up to full steps.
+        if not name.endswith("key.bias"):
+            np.testing.assert_allclose(weight, expected_weights[name], atol=atol, err_msg=name)

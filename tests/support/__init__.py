@@ -1,0 +1,5 @@
+"""What tests share."""
+
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]

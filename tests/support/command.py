@@ -1,0 +1,77 @@
+"""The command line: called in the process of the tests, or started in a process of its own."""
+
+import io
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from pipeline.cli import main
+from tests.support.recipes import write_recipe
+
+
+class Sentray:
+    """Runs commands.
+
+    Args:
+        folder: the working folder.
+        address: the Ray cluster that processes join.
+    """
+
+    def __init__(self, folder: Path, address: str) -> None:
+        self.folder = folder
+        self.address = address
+        self.said = ""  # all that commands in this process have printed, errors included
+
+    def recipe_file(self, recipe: dict[str, Any]) -> str:
+        return write_recipe(self.folder / "recipe.yaml", recipe)
+
+    def __call__(self, *arguments: object, code: int = 0) -> str:
+        """What the command prints: on stdout, or on stderr where it is to fail with `code`.
+
+        It runs in this process, in the Ray session of the tests.
+        """
+        out, err = io.StringIO(), io.StringIO()
+        with chdir(self.folder), redirect_stdout(out), redirect_stderr(err):
+            found = main([str(argument) for argument in arguments])
+        self.said += out.getvalue() + err.getvalue()
+        assert found == code, out.getvalue() + err.getvalue()
+        return out.getvalue() if code == 0 else err.getvalue()
+
+    def start(self, *arguments: object) -> "subprocess.Popen[str]":
+        """The command in a process of its own, as users run it: to be killed, or beside others."""
+        command = [sys.executable, "-m", "pipeline.cli", *map(str, arguments)]
+        if arguments[0] in ("run", "tune"):
+            command += ["--address", self.address]
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.folder
+        )
+
+    def wait(self, process: "subprocess.Popen[str]", happened: Callable[[], object]) -> None:
+        """Until something is so; the process must not end before."""
+        while not happened():
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.05)  # a poll's pause: spinning would take one of two cores
+
+    def wait_for_idle(self) -> None:
+        """Until a killed driver's workers are gone, so that nothing of it writes any more."""
+        import ray
+
+        while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
+            time.sleep(0.05)
+
+
+def made(storage: str) -> dict[str, int]:
+    """Every published manifest and finished shard, with its time of writing (ns)."""
+    root = Path(storage)
+    files = [*root.glob("*/*/manifest.json"), *root.glob("*/*/shards/*.json")]
+    return {str(file.relative_to(root)): file.stat().st_mtime_ns for file in files}
+
+
+def student_weights(storage: str) -> bytes:
+    """The weights file of the storage's only trained student."""
+    (file,) = Path(storage).glob("train/*/files/*/model/model.safetensors")
+    return file.read_bytes()

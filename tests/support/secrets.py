@@ -1,0 +1,17 @@
+"""A secret that must stay where it is, and files where it might have been left."""
+
+from pathlib import Path
+from typing import Any
+
+SECRET = "s3cr3t-Gateway-Value"
+
+EXTRA = {"user": "u", "extra_headers": {"Authorization": "Bearer ${GATEWAY_TOKEN}"}}
+
+
+def chat(**changes: Any) -> list[dict[str, Any]]:
+    return [{"name": "chat", "rewriting": {"model": "m", "key_variable": None} | changes}]
+
+
+def left_by(folder: Path | str) -> dict[Path, bytes]:
+    """Every file below a folder, whatever it is, by its path."""
+    return {path: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}

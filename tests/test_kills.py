@@ -1,0 +1,150 @@
+"""Runs that are killed go on where they were, and end as undisturbed ones."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import made, student_weights
+from tests.support.models import make_sentences
+
+
+def kill_when(process, stages, happened=lambda: True):
+    """SIGKILL once all of `stages` have started and `happened()`; fails if the run ends before."""
+    waited = {f"{stage:<16}  started" for stage in stages}
+    for line in process.stdout:
+        waited = {one for one in waited if one not in line}
+        if not waited:
+            break
+    while not happened():
+        assert process.poll() is None, process.stderr.read()
+        os.sched_yield()
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+
+
+RANKS = [
+    "ranks={corpus_size: 500, dimensions: 32}",
+    "teachers.0.similarity=ranks",
+    "train.objectives={infonce: {}, listnet: {}, rank_regression: {combine: sum}}",
+]
+
+# What is killed: the command's options, stages that must have started, and what they have written
+KILLS = [
+    ([], ["sentences", "evaluate:before:size", "evaluate:t:size"], ""),
+    (["--only", "embed:t"], ["embed:t"], "embed/*/shards/*.json"),
+    (["--only", "tokens"], ["tokens"], "tokens/*/shards/*.json"),
+    ([], ["corpus:t"], ""),
+    ([], ["ranks:t", "evaluate:t+ranks:size"], "ranks/*/shards/*.json"),
+    ([], ["train"], "work/train/*/step-*/complete.json"),
+    ([], ["corpus:after", "evaluate:after:size"], ""),
+    ([], ["evaluate:after+ranks:size"], ""),
+    ([], ["export"], ""),
+]
+
+PUBLISH_ONCE = ("sentences", "embed", "tokens", "ranks", "train", "export")
+
+NUM_SHARDS = 94
+
+
+def kill_and_check(sentray, recipe, options, stages, ledger, before):
+    """Kills a run; returns what is finished, of which nothing in `before` was made again."""
+    file = sentray.recipe_file(recipe)
+    process = sentray.start("run", file, *options)
+    root = Path(recipe["storage"])
+    kill_when(process, stages, lambda: not ledger or list(root.glob(ledger)))
+    sentray.wait_for_idle()
+    finished = made(recipe["storage"])
+    assert before.items() <= finished.items()
+    for kind in {stage.partition(":")[0] for stage in stages}.intersection(PUBLISH_ONCE):
+        assert not [n for n in finished if n.startswith(kind) and n.endswith("manifest.json")]
+        if "shards" in ledger:
+            num_made = len([name for name in finished if name.startswith(f"{kind}/")])
+            assert 0 < num_made < NUM_SHARDS
+            missing = f"missing {NUM_SHARDS - num_made} of {NUM_SHARDS} shards"
+            assert missing in sentray("plan", file)
+    if stages == ["train"]:
+        assert "continues at its newest checkpoint" in sentray("plan", file)
+    return finished
+
+
+@pytest.fixture
+def long_recipe(tiny_recipe, tmp_path):
+    """Many shards and steps, so that a kill finds work half done."""
+    text = tmp_path / "many.txt"
+    text.write_text("\n".join(make_sentences(64 * NUM_SHARDS)) + "\n")
+
+    def build(*overrides):
+        return tiny_recipe(
+            f"sentences.path={text}", "sentences.rows_per_shard=64", "train.max_steps=80",
+            "train.checkpoint_every_steps=5", "evaluate.speed=false", *overrides,
+        )  # fmt: skip
+
+    return build
+
+
+def test_a_killed_driver_loses_nothing_that_was_finished(sentray, long_recipe):
+    """Killed while it embeds, and while it trains."""
+    recipe = long_recipe()
+    file = sentray.recipe_file(recipe)
+    sentray("run", file, "--only", "sentences")
+    finished = kill_and_check(sentray, recipe, *KILLS[1], {})
+    for stage in ("embed", "tokens"):
+        sentray("run", file, "--only", stage)
+    finished = kill_and_check(sentray, recipe, ["--only", "train"], *KILLS[5][1:], finished)
+    sentray("run", file)
+    assert finished.items() <= made(recipe["storage"]).items()
+
+
+@pytest.mark.thorough
+def test_a_driver_killed_in_every_stage_makes_the_student_of_an_undisturbed_run(
+    sentray, long_recipe, tmp_path
+):
+    """Each victim goes on where the one before was killed."""
+    recipe = long_recipe(*RANKS)
+    finished = kill_and_check(sentray, recipe, *KILLS[0], {})
+    sentray("run", sentray.recipe_file(recipe), "--only", "sentences")
+    for kill in KILLS[1:]:
+        finished = kill_and_check(sentray, recipe, *kill, finished)
+    sentray("run", sentray.recipe_file(recipe))
+    assert finished.items() <= made(recipe["storage"]).items()
+    undisturbed = long_recipe(*RANKS, f"storage={tmp_path}/undisturbed")
+    sentray("run", sentray.recipe_file(undisturbed))
+    assert student_weights(recipe["storage"]) == student_weights(undisturbed["storage"])
+
+
+@pytest.mark.thorough
+def test_a_killed_training_worker_is_replaced_and_changes_nothing(
+    sentray, tiny_recipe, inputs_made
+):
+    """Two DeepSpeed workers; one dies by SIGKILL once a checkpoint is there."""
+    import psutil
+
+    recipe = tiny_recipe(
+        "train.num_workers=2", "train.cpus_per_worker=1", "train.zero_stage=2",
+        "train.max_steps=40", "train.checkpoint_every_steps=4", "evaluate.speed=false",
+    )  # fmt: skip
+    root = Path(recipe["storage"])
+    process = sentray.start("run", sentray.recipe_file(recipe))
+    victims = []
+
+    def kill_one():
+        if not list(root.glob("work/train/*/step-*/complete.json")):
+            return
+        for one in psutil.Process().children(recursive=True):  # those of this cluster
+            title = " ".join(one.cmdline())
+            if title.startswith("ray::") and "RayTrainWorker" in title:
+                one.kill()
+                victims.append(one.pid)
+                return
+
+    while process.poll() is None and not victims:
+        kill_one()
+    out, err = process.communicate(timeout=400)
+    assert process.returncode == 0, out + err
+    assert victims
+    weights = student_weights(recipe["storage"])
+    sentray("run", sentray.recipe_file(recipe), "--only", "train", "--force", "train")
+    assert student_weights(recipe["storage"]) == weights

@@ -1,0 +1,47 @@
+"""Figures and pictures of a search."""
+
+from dataclasses import replace
+
+from pipeline.report.figures import Results
+from tests.support.trials import RATE, trial
+from tune.phases import Outcome, own_trials, rank
+from tune.progress import shown_score
+from tune.report import heat_map, importances
+from tune.trials import TrialLog
+
+
+def outcome_of(found, trials):
+    log = TrialLog(found.store.root, found.folder)
+    for one in trials:
+        log.add(one)
+    own = own_trials(found, log)[0]
+    ranking = rank(found, own)
+    return Outcome(found, own, 0, ranking, [], ranking[0], {1: Results([], [], {})})
+
+
+def owned(found, rate, score, **more):
+    values = {RATE: rate, **more}
+    job = found.work_of(values, 1)
+    curve = [[12, 100.0, score]]
+    return trial(job.node.fingerprint, values=values, score=score, curve=curve)
+
+
+def test_importance_is_of_settings_of_the_space_that_differ(search):
+    found = search({RATE: {"grid": [0.1, 0.2]}}, seeds=[1])
+    outside = [owned(found, 0.5 + number / 10, 10.0 * number) for number in range(4)]
+    assert importances(outcome_of(found, [*outside, owned(found, 0.1, 5.0)])) == {}
+    wide = search({RATE: {"uniform": [0.001, 1]}}, seeds=[1], searcher="tpe", trials=9)
+    assert importances(outcome_of(wide, outside)) == {RATE: 1.0}
+
+
+def test_a_dollar_in_a_setting_is_drawn_as_it_is(search):
+    key = "student.prompt"
+    found = search({RATE: {"grid": [0.1]}}, seeds=[1])
+    outcome = outcome_of(found, [owned(found, 0.1, 5.0)])
+    trials = [replace(outcome.trials[0], values={RATE: 0.1, key: "$x_{$ [X]"})]
+    assert "$x_{$" in heat_map(replace(outcome, trials=trials), RATE, key)
+
+
+def test_scores_are_shown_with_the_digits_they_need():
+    assert [shown_score(value) for value in (76.034, 0.00123, 3.14159)] == ["76.03", "0.00123",
+                                                                             "3.142"]  # fmt: skip

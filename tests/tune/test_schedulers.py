@@ -1,0 +1,137 @@
+"""What Tune is told of a trial, and what its schedulers decide; without a cluster."""
+
+import random
+from types import SimpleNamespace
+
+import pytest
+
+from stages.errors import StorageError, UserError
+from tests.support.trials import RATE, trial
+from tune.actor import Assignment, TrialActor
+from tune.population import MemberReports, Population
+from tune.ray_tune import make_scheduler, replay
+from tune.searchers import Listed
+from tune.trial_queue import TrialQueue
+from tune.trials import TrialLog
+
+
+def actor_of(monkeypatch, found, rows, **settings):
+    """A trial's actor, without Ray, whose training gives these rows."""
+    job = found.work_of({RATE: 0.1}, 1)
+    assignment = Assignment(job, job, {RATE: 0.1}, "dev_spearman", "x", **settings)
+    progress = SimpleNamespace(history=[], step=0)
+    training = SimpleNamespace(progress=progress, rows=lambda: rows, is_over=False)
+    monkeypatch.setattr("tune.actor.use_assigned_cores", lambda: None)
+    monkeypatch.setattr("stages.train.run.start_training", lambda *_: training)
+    actor = TrialActor.__new__(TrialActor)
+    actor.setup({"assignment": assignment})
+    return actor
+
+
+def test_an_actor_tells_tune_what_may_be_judged(search, monkeypatch):
+    def row(step, **more):
+        return {"step": step, "num_steps": 4, "last": False, **more}
+
+    found = search({RATE: {"grid": [0.1]}})
+    rows = [row(1), row(2, dev_spearman=float("nan")), row(3, dev_spearman=5.0)]
+    judged = actor_of(monkeypatch, found, iter(rows)).step()
+    assert (judged["value"], judged["progress"], judged["judged"]) == (5.0, 75.0, 75.0)
+    other_seed = actor_of(monkeypatch, found, iter(rows), may_be_stopped=False).step()
+    assert other_seed["progress"] == 75.0 and "judged" not in other_seed
+
+
+@pytest.mark.parametrize(
+    ("error", "retryable"),
+    [(UserError("the loss became nan"), False), (StorageError("disk full"), True),
+     (RuntimeError("out of memory"), True)],
+)  # fmt: skip
+def test_what_the_storage_did_is_tried_again(search, error, retryable, monkeypatch):
+    def rows():
+        raise error
+        yield
+
+    failed = actor_of(monkeypatch, search({RATE: {"grid": [0.1]}}), rows()).step()
+    assert failed["done"] and failed["retryable"] is retryable and str(error) in failed["reason"]
+
+
+def test_a_population_makes_no_change_that_the_recipe_refuses(search):
+    low, high = "train.objectives.soft_negative.low", "train.objectives.soft_negative.high"
+    recipe = search({RATE: {"grid": [1]}}).recipe.model_dump(mode="json")
+    recipe["train"]["objectives"]["soft_negative"] = {"low": 0.1, "high": 0.3}
+    bounds = {low: {"uniform": [0.0, 0.9]}, high: {"uniform": [0.1, 1.0]}}
+    found = search(bounds, recipe=recipe, scheduler="population", trials=2)
+
+    def changed(mutations):
+        scheduler = Population(
+            found, time_attr="judged", metric="value", mode="max", hyperparam_mutations=mutations,
+            resample_probability=1.0,
+        )  # fmt: skip
+        donor = SimpleNamespace(trial_id="a", config={low: 0.3, high: 0.6})
+        return scheduler._get_new_config(None, donor)[0]  # what Ray asks for
+
+    assert changed({low: lambda: 0.8, high: lambda: 0.2}) == {low: 0.3, high: 0.6}
+    assert changed({low: lambda: 0.1}) == {low: 0.1, high: 0.6}
+
+
+class TuneTrial:
+    """A trial as far as Tune's schedulers look at it."""
+
+    def __init__(self, number):
+        self.trial_id, self.config, self.status = str(number), {}, "TERMINATED"
+
+
+def test_a_member_that_ends_without_a_number_never_wins(search):
+    found = search({RATE: {"uniform": [0.1, 0.3]}}, scheduler="population", trials=2)
+    log = TrialLog(found.store.root, "tune/x")
+    reports = MemberReports(found, log, lambda text: None)
+    for name, rate, last in (("a", 0.1, {}), ("b", 0.2, {"value": 40.0})):
+        config = {"assignment": SimpleNamespace(member=SimpleNamespace(name=name)), RATE: rate}
+        member = SimpleNamespace(trial_id=name, config=config)
+        reports.on_trial_start(0, [], member)
+        reports.on_trial_result(0, [], member, {"step": 1, "progress": 50.0, "value": 70.0})
+        reports.on_trial_result(0, [], member, {"step": 2, "progress": 100.0, "done": True} | last)
+        reports.on_trial_complete(0, [], member)
+    ended = {trial.values[RATE]: trial for trial in log}
+    assert (ended[0.1].status, ended[0.1].score) == ("failed", None)
+    assert "no dev_spearman that is a number" in ended[0.1].reason
+    assert (ended[0.2].status, ended[0.2].score) == ("finished", 40.0)
+
+
+@pytest.mark.parametrize("scheduler", ["asha", "median"])
+def test_a_continued_scheduler_decides_as_if_it_had_never_stopped(search, scheduler):
+    found = search({RATE: {"grid": [0.1]}}, scheduler=scheduler)
+    source = random.Random(0)
+    curves = [
+        [[step, 100 * step / 12, source.random()] for step in (3, 6, 9, 12)] for _ in range(40)
+    ]
+
+    def feed(scheduler, curves):
+        seen = []
+        for number, curve in curves:
+            past = TuneTrial(number)
+            scheduler.on_trial_add(None, past)
+            for point in curve:
+                seen.append(point)
+                result = {"judged": point[1], "value": point[2]}
+                decision = scheduler.on_trial_result(None, past, result)
+                if decision == "STOP":
+                    break
+            else:
+                scheduler.on_trial_complete(None, past, result)
+            yield number, len(seen)
+            seen.clear()
+
+    numbered = list(enumerate(curves))
+    whole = dict(feed(make_scheduler(found), numbered))
+    assert len(set(whole.values())) > 1  # some are stopped
+    log = TrialLog(found.store.root, found.folder)
+    perfect = [[step, share, 2.0] for step, share, _ in curves[0]]
+    log.add(trial("another state of the recipe", curve=perfect))
+    for number, curve in numbered[:20]:
+        for seed, told in ((1, curve[: whole[number]]), (2, perfect)):
+            values = {RATE: 0.001 * (1 + number)}
+            name = found.work_of(values, seed).node.fingerprint
+            log.add(trial(name, values=values, seed=seed, curve=told))
+    continued = make_scheduler(found)
+    replay(continued, found, TrialQueue(found, log, Listed([]), [1], "search"))
+    assert dict(feed(continued, numbered[20:])) == dict(list(whole.items())[20:])

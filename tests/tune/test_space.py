@@ -1,0 +1,141 @@
+"""Search spaces: grids, random settings, and what TPE proposes."""
+
+import statistics
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stages.errors import UserError
+from tests.support.trials import trial
+from tune.searchers import Tpe, listed_settings
+from tune.settings import Dimension, SearchSettings
+from tune.space import Space, key_of
+
+
+def space(**dimensions):
+    return Space({name: Dimension(**one) for name, one in dimensions.items()})
+
+
+def test_a_grid_has_every_combination_once_and_ties_follow():
+    grid = list(
+        space(b={"tied": "a", "factor": 2}, a={"grid": [0.1, 0.3]}, c={"grid": ["x", None]}).grid()
+    )
+    assert grid == [
+        {"a": 0.1, "c": "x", "b": 0.2}, {"a": 0.1, "c": None, "b": 0.2},
+        {"a": 0.3, "c": "x", "b": 0.6}, {"a": 0.3, "c": None, "b": 0.6},
+    ]  # fmt: skip
+
+
+def test_a_setting_that_is_not_searched_costs_no_combinations():
+    conditional = space(
+        method={"grid": ["listnet", "listmle", "none"]},
+        tau={"grid": [1, 2], "when": {"method": ["listnet", "listmle"]}},
+        twice={"tied": "tau", "factor": 2},
+    )
+    grid = list(conditional.grid())
+    assert len(grid) == 5 and {"method": "none"} in grid
+    assert all(one["twice"] == 2 * one["tau"] for one in grid if "tau" in one)
+    drawn = [conditional.random(0, number) for number in range(50)]
+    assert {"method": "none"} in drawn
+    assert conditional.example("twice") == {"method": "listnet", "tau": 1, "twice": 2}
+
+
+@given(st.integers(0, 50), st.integers(0, 50))
+def test_random_settings_lie_in_their_bounds_and_depend_on_seed_and_number(seed, number):
+    whole = space(
+        a={"uniform": [-1, 2]}, b={"loguniform": [1e-5, 1e-1]}, c={"integer": [3, 5]},
+        d={"choice": ["p", "q"]},
+    )  # fmt: skip
+    one = whole.random(seed, number)
+    assert one == whole.random(seed, number)
+    assert -1 <= one["a"] <= 2 and 1e-5 <= one["b"] <= 1e-1
+    assert one["c"] in (3, 4, 5) and type(one["c"]) is int and one["d"] in ("p", "q")
+
+
+def test_random_numbers_are_spread_as_asked():
+    whole = space(b={"loguniform": [1e-5, 1e-1]}, c={"integer": [3, 5]})
+    drawn = [whole.random(0, number) for number in range(400)]
+    below = sum(one["b"] < 1e-3 for one in drawn)
+    assert 160 < below < 240  # half lie below the geometric mean
+    assert {one["c"] for one in drawn} == {3, 4, 5}
+
+
+def test_more_trials_begin_with_the_trials_of_fewer():
+    few = SearchSettings(space={"a": Dimension(uniform=[0, 1])}, trials=5)
+    more = few.model_copy(update={"trials": 9})
+    both = Space(few.space)
+    assert listed_settings(more, both)[:5] == listed_settings(few, both)
+
+
+def test_circles_are_refused():
+    with pytest.raises(UserError, match="a, b depend on each other"):
+        space(a={"tied": "b"}, b={"tied": "a"})
+
+
+def test_members_of_a_population_stay_within_bounds():
+    whole = space(a={"uniform": [1, 2]}, n={"integer": [1, 3]}, b={"tied": "a", "factor": 10})
+    assert whole.within({"a": 2.4, "n": 4, "b": 0}) == {"a": 2.0, "n": 3, "b": 20.0}
+
+
+def tpe_settings(trials, **dimensions):
+    return SearchSettings(
+        space={name: Dimension(**one) for name, one in dimensions.items()},
+        searcher="tpe", trials=trials,
+    )  # fmt: skip
+
+
+def test_tpe_comes_nearer_to_what_it_is_told_is_good():
+    settings = tpe_settings(
+        40, x={"uniform": [0, 1]}, kind={"choice": ["good", "bad"]},
+        extra={"integer": [1, 3], "when": {"kind": "bad"}},
+    )  # fmt: skip
+    source = Tpe(settings, Space(settings.space), [])
+    distances, kinds = [], []
+    while (values := source.next()) is not None:
+        assert ("extra" in values) == (values["kind"] == "bad")
+        distances.append(abs(values["x"] - 0.8))
+        kinds.append(values["kind"])
+        source.tell(values, 1 - distances[-1] - (values["kind"] == "bad"))
+    assert len(distances) == 40 and source.num_left() == 0
+    assert statistics.mean(distances[-10:]) < 0.6 * statistics.mean(distances[:10])
+    assert kinds[-10:].count("good") >= 8
+
+
+def test_tpe_goes_on_with_earlier_settings_and_learns_from_them():
+    settings = tpe_settings(34, x={"uniform": [0, 1]}, kind={"choice": ["a", "b"]})
+    tried = [{"x": i / 30, "kind": "a"} for i in range(30)]
+    outside = [{"x": 0.5, "kind": "gone"}, {"x": 5.0, "kind": "a"}]
+    outside += [{"x": 0.5}, {"x": 0.5, "kind": "a", "y": 1}]  # other settings
+    source = Tpe(settings, Space(settings.space), tried[:15] + outside + tried[15:])
+    for values in tried:
+        assert source.next() == values
+        source.tell(values, -abs(values["x"] - 0.2))
+    found = [source.next() for _ in range(4)]
+    assert source.next() is None  # 30 of 34 were tried
+    assert all(abs(values["x"] - 0.2) < 0.25 for values in found)
+    few = Tpe(settings.model_copy(update={"trials": 3}), Space(settings.space), tried)
+    assert [few.next() for _ in range(4)] == [*tried[:3], None]
+
+
+def test_tpe_learns_the_score_of_a_setting_that_is_proposed_again_while_it_runs():
+    settings = tpe_settings(3, kind={"choice": ["a"]})
+    source = Tpe(settings, Space(settings.space), [])
+    first, again = source.next(), source.next()
+    assert first == again
+    source.tell(again, None)  # a book refuses it
+    source.tell(first, 7.0)
+    assert [one.value for one in source.study.trials] == [7.0, None]
+
+
+def test_numbers_stay_within_their_bounds():
+    narrow = Dimension(uniform=[0.99996, 0.99999])
+    assert narrow.nearest(0.999973) == 0.99999 and narrow.nearest(2.0) == 0.99999
+    assert Dimension(uniform=[0, 1]).nearest(0.123456) == 0.1235
+    assert Dimension(integer=[1, 3]).nearest(2.0) == 2
+
+
+def test_keys_do_not_depend_on_order():
+    assert key_of({"a": 1, "b": 2}) == key_of({"b": 2, "a": 1})
+    assert replace(trial("a"), score=1.0) != trial("a")

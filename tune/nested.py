@@ -1,0 +1,126 @@
+"""Trials of several workers: a training under Ray Train whose metric rows a trial's actor reads."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import ray
+
+from pipeline.run.board import start_board
+from pipeline.run.hosts import make_on_workers
+from pipeline.run.workspace import Workspace
+from stages.train.stage import Train
+
+SECONDS_BETWEEN_LOOKS = 0.1
+
+
+def every_row(training: Any) -> Iterator[dict[str, Any]]:
+    """Metric rows of a training, with those from before it was continued; `last` marks the last.
+
+    Whoever judges a trial sees its whole curve that way, in order. What is before is read now: a
+    member of a population that takes over another's state afterwards does not tell its history.
+    """
+    rows = chain(list(training.progress.history), training.rows())
+    return (
+        row | {"last": training.is_over and row["step"] == training.progress.step} for row in rows
+    )
+
+
+@ray.remote(num_cpus=0)
+class Relay:
+    """Metrics of a training with several workers, on their way to the trial's actor.
+
+    The workers wait at each row until the actor asks for the next one: a trial that is stopped has
+    neither saved nor published anything since.
+    """
+
+    def __init__(self) -> None:
+        self._row: dict[str, Any] | None = None
+        self._answered = asyncio.Event()
+        self._stopped = False
+
+    async def put(self, row: dict[str, Any]) -> bool:
+        """Hands a row over; whether the training is to stop."""
+        self._row, self._answered = row, asyncio.Event()
+        if not self._stopped:
+            await self._answered.wait()
+        return self._stopped
+
+    async def take(self) -> dict[str, Any] | None:
+        row, self._row = self._row, None
+        return row
+
+    async def answer(self, stop: bool) -> None:
+        self._stopped = stop
+        self._answered.set()
+
+
+def nested_rows(work: Workspace, search: str) -> Iterator[dict[str, Any]]:
+    """Trains with Ray Train and yields its metric rows; closing ends the training.
+
+    The workers are asked to stop and do so together at their next row: killing them would leave
+    their cores to a cleaner that can die first.
+    """
+    relay: Any = Relay.remote()  # type: ignore[attr-defined]
+    errors: list[BaseException] = []
+
+    def train() -> None:
+        try:
+            workers = work.node.stage.resources().workers
+            assert workers is not None
+            make_on_workers(work, workers, start_board(), _Relayed(relay, search))
+        except BaseException as error:  # handed to the thread that reads
+            errors.append(error)
+
+    thread = threading.Thread(target=train, daemon=True)
+    thread.start()
+    try:
+        while True:
+            alive = thread.is_alive()
+            row = ray.get(relay.take.remote())
+            if row is not None and not row["last"]:
+                yield row
+                ray.get(relay.answer.remote(False))
+            elif row is not None:  # it counts when the workers have published
+                ray.get(relay.answer.remote(False))
+                thread.join()
+            if errors:
+                raise errors[0]
+            if row is not None and row["last"]:
+                yield row
+            if not alive:
+                return
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+    finally:
+        ray.get(relay.answer.remote(True))
+        thread.join()
+
+
+@dataclass
+class _Relayed:
+    """Runs in every worker of a nested training."""
+
+    relay: Any
+    search: str
+
+    def __call__(self, work: Workspace) -> None:
+        import torch
+
+        from stages.train.run import engine_of, publish_training, start_training
+
+        stage = work.node.stage
+        assert isinstance(stage, Train)
+        training = start_training(stage, work, engine_of(stage))
+        engine = training.engine
+        for row in every_row(training):
+            stop = False
+            if engine.rank == 0:
+                stop = ray.get(self.relay.put.remote(row))
+            device = engine.student.encoder.device
+            if engine.sum_over_workers(torch.tensor(float(stop), device=device)) > 0:
+                return
+        publish_training(work, training, search=self.search)

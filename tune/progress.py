@@ -1,0 +1,104 @@
+"""What a search prints while it runs: a table on a terminal, a line now and then elsewhere."""
+
+import sys
+import time
+from collections.abc import Callable
+from statistics import mean
+
+from stages.text import clock
+from stages.variables import hide_values
+from tune.definition import Search
+from tune.space import Values
+from tune.trial_queue import TrialQueue
+from tune.trials import Trial
+
+SECONDS_BETWEEN_LINES = 15.0
+
+
+class LiveTable:
+    """Best so far, what runs, how many stopped and failed, seconds per trial, and what is left."""
+
+    def __init__(self, search: Search, out: Callable[[str], None]) -> None:
+        self._search, self._out = search, out
+        self._started = time.monotonic()
+        self._began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._last = 0.0
+        self._ended: dict[str, Trial] = {}
+        self._num_lines = 0
+
+    def show(self, queue: TrialQueue, trial: Trial | None) -> None:
+        """Takes news in, and prints them unless that was done a moment ago."""
+        if trial is not None:
+            self._ended[trial.fingerprint] = trial
+        terminal = sys.stdout.isatty()
+        now = time.monotonic()
+        wait = 0.5 if terminal else SECONDS_BETWEEN_LINES
+        failed = trial is not None and trial.status == "failed"
+        if failed and trial is not None:
+            self._clear(terminal)
+            reason = hide_values(trial.reason)
+            self._out(f"failed: {values_text(trial.values)}, seed {trial.seed}: {reason}")
+        if not queue.running or (now - self._last < wait and not failed):
+            return
+        self._last = now
+        self._clear(terminal)
+        lines = [self._summary(queue)]
+        for key, started in queue.running.items():
+            news = queue.news.get(key, {})
+            value = shown_score(news["value"]) if "value" in news else ""
+            lines.append(
+                f"  {news.get('progress', 0):3.0f}%  {value:>7}  seed {started.seed}  "
+                f"{values_text(started.values)}"
+            )
+        if terminal:
+            self._num_lines = len(lines)
+        for line in lines if terminal else lines[:1]:
+            self._out(line)
+
+    def _clear(self, terminal: bool) -> None:
+        if terminal and self._num_lines:
+            print(f"\x1b[{self._num_lines}F\x1b[J", end="")
+        self._num_lines = 0
+
+    def _summary(self, queue: TrialQueue) -> str:
+        ended = list(self._ended.values())
+        counts = {
+            name: sum(trial.status == name for trial in ended)
+            for name in ("finished", "stopped", "failed")
+        }
+        parts = [f"{len(queue.running)} running"]
+        parts += [f"{count} {name}" for name, count in counts.items() if count]
+        scored = [t for t in ended if t.status == "finished" and t.score is not None]
+        text = f"{time.strftime('%H:%M:%S')}  {queue.phase:<8} {', '.join(parts)}"
+        if scored:
+            choose = max if self._search.settings.maximise else min
+            best = choose(scored, key=lambda trial: trial.score or 0.0)
+            score = shown_score(best.score or 0.0)
+            text += f"; best {score} ({values_text(best.values)}, seed {best.seed})"
+        made = [trial for trial in ended if trial.ended >= self._began and not trial.reused]
+        if made:
+            seconds = mean(trial.seconds + trial.overhead_seconds for trial in made)
+            text += f"; {seconds:.1f} s a trial"
+            pace = (time.monotonic() - self._started) / len(made)  # several run at once
+            text += f"; ETA {clock(queue.num_left() * pace)}"
+        return text
+
+
+def values_text(values: Values) -> str:
+    """A setting in few words: the last part of each path is enough where it is the only one."""
+    last = [path.rpartition(".")[2] for path in values]
+    names = [
+        path if last.count(short) > 1 else short for path, short in zip(values, last, strict=True)
+    ]
+    pairs = zip(names, values.values(), strict=True)
+    return ", ".join(f"{name} {shown(value)}" for name, value in pairs)
+
+
+def shown_score(value: float) -> str:
+    """A score as a person writes it: Spearman x 100 and losses below 1 alike."""
+    return f"{value:.2f}" if abs(value) >= 10 else f"{value:.4g}"
+
+
+def shown(value: object) -> str:
+    """A value as a person writes it."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
