@@ -7,7 +7,7 @@ import yaml
 
 from pipeline.cli import main
 from pipeline.recipe.read import load_recipe
-from stages.evaluate.sts import load_sts
+from stages.evaluate.sets import load_sts
 from tests.support import REPOSITORY
 
 RECIPES = REPOSITORY / "recipes"

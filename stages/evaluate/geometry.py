@@ -1,13 +1,34 @@
 """Alignment and uniformity (Wang and Isola, ICML 2020): where an encoder puts its vectors."""
 
 import numpy as np
+from pydantic import Field
 
-from stages.contract import Figure
-from stages.evaluate.base import Encode, Result
-from stages.evaluate.sts import StsSet
+from stages.contract import Figure, Work
+from stages.evaluate.base import Encode, Evaluation, Result, Tested
+from stages.evaluate.sets import StsSet, StsSettings, load_sts
 from stages.rows import unit_rows
 
 TILE_ROWS = 1024
+
+
+class GeometrySettings(Evaluation, StsSettings):
+    """Alignment of pairs that mean the same, and uniformity of all sentences."""
+
+    positives_above: float = Field(
+        4.0,
+        description="Pairs with a higher gold score count as meaning the same (4 of 5 in the "
+        "papers).",
+    )
+
+    @property
+    def title(self) -> str:
+        return f"geometry-{self.name}"
+
+    def check(self) -> None:
+        StsSettings.check(self)
+
+    def score(self, tested: Tested, work: Work) -> Result:
+        return score_geometry(load_sts(self), self.positives_above, tested.encode)
 
 
 def score_geometry(pairs: StsSet, positives_above: float, encode: Encode) -> Result:

@@ -1,14 +1,43 @@
 """Retrieval without labels: find a function's description from its summary line."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
+from pydantic import Field
 
-from stages.contract import Figure
-from stages.evaluate.base import Encode, Result
+from stages.contract import Figure, Work
+from stages.evaluate.base import Encode, Evaluation, Result, Tested
 
 # Queries compared with all descriptions at once: 1,024 x N float32 scores in memory.
 QUERY_ROWS = 1024
+
+
+class RetrievalSettings(Evaluation):
+    """A test without labels: find a function's description from its summary line."""
+
+    kind: Literal["python-docs"] = Field(
+        "python-docs",
+        description="Source of the pairs. python-docs: the documented functions that the stage "
+        "`sentences` held out.",
+    )
+    num_pairs: int = Field(1000, ge=2, description="Most pairs to use.")
+
+    @property
+    def title(self) -> str:
+        return "retrieval"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return ("sentences",)
+
+    def score(self, tested: Tested, work: Work) -> Result:
+        import pyarrow.parquet as pq
+
+        held_out = pq.read_table(work.input("sentences").file_path("holdout.parquet"))
+        rows = held_out.slice(0, self.num_pairs).to_pydict()
+        work.say(f"retrieval: {len(rows['summary']):,} pairs")
+        return score_retrieval(rows["summary"], rows["description"], tested.encode)
 
 
 def score_retrieval(

@@ -1,144 +1,33 @@
 """Semantic textual similarity: Spearman of similarity and gold score.
 
-Protocol ("all", METHODS of the SimCSE line): predictions and gold of all subsets are concatenated
+Protocol "all" of the SimCSE line: predictions and gold of all subsets are concatenated
 and correlated once; per-subset figures are reported beside it. No regressor, no fitted threshold.
 """
 
-import csv
-import json
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
 import numpy as np
-from scipy.stats import rankdata
 
-from stages.contract import Figure
-from stages.errors import UserError
-from stages.evaluate.base import Encode, Result
-from stages.evaluate.settings import StsSettings
+from stages.contract import Figure, Work
+from stages.evaluate.base import Encode, Evaluation, Result, Tested
+from stages.evaluate.sets import StsSet, StsSettings, load_sts
 
 
-@dataclass(frozen=True)
-class StsSet:
-    """Pairs with gold scores; all four sequences have one entry per pair."""
+class StsTest(Evaluation):
+    """Spearman of similarity and gold score on one set."""
 
-    name: str
-    sentence1: list[str]
-    sentence2: list[str]
-    gold: np.ndarray
-    subset: list[str]
+    sts: StsSettings
+    num_bootstrap: int
 
+    @property
+    def title(self) -> str:
+        return self.sts.name
 
-def load_sts(settings: StsSettings) -> StsSet:
-    """Reads and checks an STS set. White space is squeezed; rows without a score are dropped.
+    def check(self) -> None:
+        self.sts.check()
 
-    Raises:
-        UserError: missing file or column, a score that is no number, no rows left.
-    """
-    where = settings.path or f"data set {settings.dataset}"
-    rows = _read_rows(settings)
-    sentence1, sentence2, gold, subset = [], [], [], []
-    for number, row in enumerate(rows, start=1):
-        if settings.split is not None and row.get("split") != settings.split:
-            continue
-        score = row.get("score")
-        if score is None or score == "":
-            continue
-        try:
-            value = float(score)
-        except (TypeError, ValueError):
-            value = float("nan")
-        if not np.isfinite(value):
-            raise UserError(
-                f"STS set '{settings.name}' ({where}), row {number}: "
-                f"the score is {score!r}, which is not a number"
-            )
-        if row["sentence1"] is None or row["sentence2"] is None:
-            raise UserError(
-                f"STS set '{settings.name}' ({where}), row {number}: a sentence is missing"
-            )
-        sentence1.append(" ".join(str(row["sentence1"]).split()))
-        sentence2.append(" ".join(str(row["sentence2"]).split()))
-        gold.append(value)
-        subset.append(str(row.get("subset") or ""))
-    if len(gold) < 2:
-        split = f" with split '{settings.split}'" if settings.split else ""
-        raise UserError(f"STS set '{settings.name}' ({where}): fewer than two pairs{split}")
-    return StsSet(settings.name, sentence1, sentence2, np.asarray(gold), subset)
-
-
-def _read_rows(settings: StsSettings) -> list[dict[str, Any]]:
-    if settings.dataset is not None:
-        from stages.sentences.sources import load_hub_dataset
-
-        rows = load_hub_dataset(settings.dataset, settings.split or "test")
-        return [dict(row) | {"split": settings.split} for row in rows]
-    path = Path(str(settings.path)).expanduser()
-    if not path.exists():
-        raise UserError(f"STS set '{settings.name}': there is no file {path}")
-    try:
-        rows = _senteval_rows(path) if path.is_dir() else _file_rows(path)
-    except UnicodeDecodeError as error:
-        raise UserError(f"STS set '{settings.name}' ({path}): not UTF-8 ({error.reason})") from None
-    except (json.JSONDecodeError, csv.Error) as error:
-        raise UserError(f"STS set '{settings.name}' ({path}): cannot be read ({error})") from None
-    for column in ("sentence1", "sentence2", "score"):
-        if rows and column not in rows[0]:
-            raise UserError(
-                f"STS set '{settings.name}' ({path}): there is no column '{column}'; "
-                f"it has {', '.join(map(str, rows[0]))}"
-            )
-    return rows
-
-
-def _file_rows(path: Path) -> list[dict[str, Any]]:
-    if path.suffix == ".parquet":
-        import pyarrow.parquet as pq
-
-        return list(pq.read_table(path).to_pylist())
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        if path.suffix == ".jsonl":
-            return [json.loads(line) for line in file if line.strip()]
-        if path.suffix == ".csv":
-            return list(csv.DictReader(file))
-        return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-
-
-def _senteval_rows(folder: Path) -> list[dict[str, Any]]:
-    """SentEval's layouts: `STS.input.X.txt` with `STS.gs.X.txt`, `sts-SPLIT.csv`, `SICK_*.txt`."""
-    rows: list[dict[str, Any]] = []
-    for pairs in sorted(folder.glob("STS.input.*.txt")):
-        name = pairs.name.removeprefix("STS.input.").removesuffix(".txt")
-        gold = folder / f"STS.gs.{name}.txt"
-        if not gold.is_file():
-            raise UserError(f"{pairs}: its gold scores {gold.name} are missing")
-        lines = pairs.read_text(encoding="utf-8").splitlines()
-        scores = gold.read_text(encoding="utf-8").splitlines()
-        if len(lines) != len(scores):
-            raise UserError(f"{pairs}: {len(lines)} pairs, but {gold.name} has {len(scores)}")
-        for line, score in zip(lines, scores, strict=True):
-            left, right, *_ = [*line.split("\t"), ""]
-            rows.append(
-                dict(sentence1=left, sentence2=right, score=score, subset=name, split="test")
-            )
-    for file in sorted(folder.glob("sts-*.csv")):
-        split = file.stem.removeprefix("sts-")
-        for line in file.read_text(encoding="utf-8").splitlines():
-            parts = line.split("\t")
-            rows.append(
-                dict(sentence1=parts[5], sentence2=parts[6], score=parts[4], subset="", split=split)
-            )
-    for file in sorted(folder.glob("SICK_*.txt")):
-        split = {"train": "train", "trial": "dev"}.get(file.stem.split("_")[1], "test")
-        for line in file.read_text(encoding="utf-8").splitlines()[1:]:
-            parts = line.split("\t")
-            rows.append(
-                dict(sentence1=parts[1], sentence2=parts[2], score=parts[3], subset="", split=split)
-            )
-    if not rows:
-        raise UserError(f"{folder}: no SentEval STS files (STS.input.*.txt, sts-*.csv, SICK_*.txt)")
-    return rows
+    def score(self, tested: Tested, work: Work) -> Result:
+        pairs = load_sts(self.sts)
+        work.say(f"{pairs.name}: {len(pairs.gold):,} pairs")
+        return score_sts(pairs, tested.encode, self.num_bootstrap)
 
 
 def pair_similarities(pairs: StsSet, encode: Encode) -> np.ndarray:
@@ -157,6 +46,8 @@ def pair_similarities(pairs: StsSet, encode: Encode) -> np.ndarray:
 
 def spearman(a: np.ndarray, b: np.ndarray) -> float:
     """Spearman's rho with average ranks for ties; nan when either side is constant."""
+    from scipy.stats import rankdata  # not at import: `plan` reads these settings
+
     ranks_a, ranks_b = rankdata(a), rankdata(b)
     ranks_a -= ranks_a.mean()
     ranks_b -= ranks_b.mean()

@@ -22,7 +22,8 @@ from torch import Tensor
 from stages.encoder.settings import num_positions
 from stages.encoder.tokenizer import SentenceTokenizer, pad, token_budget_batches
 from stages.errors import UserError
-from stages.evaluate.sts import StsSet, spearman
+from stages.evaluate.sets import StsSet
+from stages.evaluate.sts import spearman
 from stages.rows import unit_rows
 from stages.train.checkpoint import Checkpoints
 from stages.train.engine import Engine

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from stages.contract import Work
-from stages.evaluate.sts import load_sts
+from stages.evaluate.sets import load_sts
 from stages.rows import FactorRows, OwnedRows, TokenRows
 from stages.text import clock
 from stages.train.checkpoint import Checkpoints

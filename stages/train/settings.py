@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from stages.encoder.settings import EncoderSettings
 from stages.errors import UserError
-from stages.evaluate.settings import StsSettings, check_names_differ
+from stages.evaluate.sets import StsSettings, check_names_differ
 from stages.settings import Open, Settings, execution
 from stages.train.objectives.base import Objective, View
 from stages.train.objectives.consistency import Consistency

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from stages.encoder.tokenizer import SentenceTokenizer, pad
-from stages.evaluate.sts import StsSet
+from stages.evaluate.sets import StsSet
 from stages.rows import FactorRows, OwnedRows, TokenRows
 from stages.train.order import BatchOrder
 from stages.train.settings import Objectives, TrainSettings

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from stages.embed.embedder import Embedder
 from stages.encoder.model import load_for_inference
 from stages.encoder.settings import EncoderSettings
-from stages.evaluate.geometry import alignment, score_geometry, uniformity
+from stages.evaluate.geometry import GeometrySettings, alignment, score_geometry, uniformity
 from stages.evaluate.retrieval import score_retrieval
-from stages.evaluate.settings import GeometrySettings, StsSettings
-from stages.evaluate.sts import bootstrap_interval, load_sts, score_sts, spearman
+from stages.evaluate.sets import StsSettings, load_sts
+from stages.evaluate.sts import bootstrap_interval, score_sts, spearman
 from stages.rows import unit_rows
 from tests.support.data import write_sts
 
@@ -115,7 +115,7 @@ def test_geometry_takes_only_pairs_that_mean_the_same(tmp_path):
     places = {"a": [3.0, 0.0], "b": [0.0, 0.5], "c": [-1.0, 0.0]}  # scaled to length 1
     settings = GeometrySettings(name="x", path=str(tmp_path / "sts.tsv"))
     encode = lambda texts: np.array([places[text] for text in texts])  # noqa: E731
-    found = score_geometry(settings.load(), settings.positives_above, encode)
+    found = score_geometry(load_sts(settings), settings.positives_above, encode)
     assert dict(found.facts)["num_positives"] == 1  # strictly above 4
     assert values_of(found)["alignment"] == pytest.approx(2.0)
 

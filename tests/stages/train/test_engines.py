@@ -16,8 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from stages.embed.embedder import Embedder
 from stages.encoder.settings import EncoderSettings
-from stages.evaluate.settings import StsSettings
-from stages.evaluate.sts import load_sts
+from stages.evaluate.sets import StsSettings, load_sts
 from stages.ranks.corpus import Ranker
 from stages.rows import OwnedRows
 from stages.tokens.negation import Negator

@@ -8,8 +8,7 @@ from safetensors.torch import load_file
 from stages.embed.embedder import Embedder
 from stages.encoder.settings import EncoderSettings
 from stages.errors import UserError
-from stages.evaluate.settings import StsSettings
-from stages.evaluate.sts import load_sts
+from stages.evaluate.sets import StsSettings, load_sts
 from stages.files import Root
 from stages.rows import FactorRows, TokenRows
 from stages.tokens.tokeniser import Tokeniser
