@@ -1,4 +1,4 @@
-"""This code against another checkout of it: a plan, a training step, encoding; in turn, paired.
+"""This code against another checkout: plan, training step, encoding, trial; in turn, paired.
 
     git worktree add /tmp/before 33aa4ba
     SENTRAY_DATA=/path/to/data python benchmarks/against.py /tmp/before --rounds 5
@@ -6,13 +6,15 @@
 Each round starts a process for either checkout, and who goes first alternates. Printed: the median
 of the paired ratios (this one over the other) with its range; below 1 is faster. One thread. The
 training step is ListNet with three MiniLM layers in bfloat16, 64 sentences, the median of ten;
-encoding is MiniLM in float32 over 300 sentences; the plan is the whole command.
+encoding is MiniLM in float32 over 300 sentences; the plan is the whole command; the trial is what
+one costs beside its training, the median of twenty (either checkout's benchmarks/search_memory.py).
 """
 
 import argparse
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -65,10 +67,17 @@ def round_of(tree: Path) -> dict[str, float]:
         subprocess.run(plan, cwd=tree, env=environment, check=True, stdout=subprocess.DEVNULL)
         taken.append(time.perf_counter() - start)
     work = [sys.executable, str(Path(__file__).resolve()), str(tree), "--measure"]
-    out = subprocess.run(
-        work, cwd=tree, env=environment, check=True, capture_output=True, text=True
-    ).stdout
-    return {"plan": float(np.median(taken))} | json.loads(out.splitlines()[-1])
+    trials = [sys.executable, "benchmarks/search_memory.py", "--trials", "20"]
+    outputs = [
+        subprocess.run(
+            command, cwd=tree, env=environment, check=True, capture_output=True, text=True
+        ).stdout
+        for command in (work, trials)
+    ]
+    overhead = re.search(r"overhead of a trial: median ([\d.]+) s", outputs[1])
+    assert overhead, outputs[1]
+    plan_and_trial = {"plan": float(np.median(taken)), "trial": float(overhead[1])}
+    return plan_and_trial | json.loads(outputs[0].splitlines()[-1])
 
 
 def measure() -> dict[str, float]:

@@ -21,6 +21,10 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 # for the S3 server on loopback; Ray's workers inherit them from the cluster started below
 os.environ["AWS_ACCESS_KEY_ID"] = os.environ["AWS_SECRET_ACCESS_KEY"] = "loopback"
+# how often Ray Train looks whether its workers are done (2 s)
+os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
+# as many idle workers stay on a Ray node (else one for each core), with what they have imported
+os.environ.setdefault("RAY_num_workers_soft_limit", "3")
 # DeepSpeed compiles an operator (30 s): once for this environment, not for each run of the tests
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
 
@@ -94,7 +98,9 @@ def ray_cluster() -> Iterator[str]:
 
     from pipeline.run.session import ray_session
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
     cluster.add_node(num_cpus=1)
     cluster.wait_for_nodes()
     with ray_session(cluster.address):

@@ -1,6 +1,5 @@
 """Runs that are killed go on where they were, and end as undisturbed ones."""
 
-import os
 import signal
 from pathlib import Path
 
@@ -10,16 +9,14 @@ from tests.support.command import made, student_weights
 from tests.support.models import make_sentences
 
 
-def kill_when(process, stages, happened=lambda: True):
+def kill_when(sentray, process, stages, happened):
     """SIGKILL once all of `stages` have started and `happened()`; fails if the run ends before."""
     waited = {f"{stage:<16}  started" for stage in stages}
     for line in process.stdout:
         waited = {one for one in waited if one not in line}
         if not waited:
             break
-    while not happened():
-        assert process.poll() is None, process.stderr.read()
-        os.sched_yield()
+    sentray.wait(process, happened)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert process.returncode == -signal.SIGKILL
@@ -54,7 +51,7 @@ def kill_and_check(sentray, recipe, options, stages, ledger, before):
     file = sentray.recipe_file(recipe)
     process = sentray.start("run", file, *options)
     root = Path(recipe["storage"])
-    kill_when(process, stages, lambda: not ledger or list(root.glob(ledger)))
+    kill_when(sentray, process, stages, lambda: not ledger or list(root.glob(ledger)))
     sentray.wait_for_idle()
     finished = made(recipe["storage"])
     assert before.items() <= finished.items()
@@ -128,23 +125,20 @@ def test_a_killed_training_worker_is_replaced_and_changes_nothing(
     )  # fmt: skip
     root = Path(recipe["storage"])
     process = sentray.start("run", sentray.recipe_file(recipe))
-    victims = []
 
-    def kill_one():
+    def one_is_killed():
         if not list(root.glob("work/train/*/step-*/complete.json")):
-            return
+            return False
         for one in psutil.Process().children(recursive=True):  # those of this cluster
             title = " ".join(one.cmdline())
             if title.startswith("ray::") and "RayTrainWorker" in title:
                 one.kill()
-                victims.append(one.pid)
-                return
+                return True
+        return False
 
-    while process.poll() is None and not victims:
-        kill_one()
+    sentray.wait(process, one_is_killed)
     out, err = process.communicate(timeout=400)
     assert process.returncode == 0, out + err
-    assert victims
     weights = student_weights(recipe["storage"])
     sentray("run", sentray.recipe_file(recipe), "--only", "train", "--force", "train")
     assert student_weights(recipe["storage"]) == weights

@@ -280,20 +280,21 @@ def _group(
     try:
         trainer.fit()
     except TrainingFailedError:
-        error = ray.get(board.error.remote(work.name))
-        if error is None:
+        if ray.get(board.error.remote(work.name)) is None:
             raise
-        raise error from None
     finally:
         root.delete(scratch)
+    error = ray.get(board.error.remote(work.name))
+    if error is not None:
+        raise error
 
 
 def _make_in_group(config: dict[str, Any]) -> None:
     import torch
 
     work, board = config["work"], config["board"]
-    if error := ray.get(board.error.remote(work.name)):
-        raise error  # a restart cannot mend what the user must
+    if ray.get(board.error.remote(work.name)) is not None:
+        return  # a restart cannot mend what the user must: the driver raises it
     if not ray.get_gpu_ids():
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     torch.set_num_threads(config["cores"])
