@@ -1,17 +1,55 @@
-"""Quality filters: why a rewrite is rejected, or that it is not."""
+"""Quality filters: their settings, and why a rewrite is rejected."""
 
 import re
 import unicodedata
 from collections.abc import Callable
 from functools import cache
 
+from pydantic import Field, model_validator
+
 from stages.packages import need
-from stages.rewrite.settings import Filters
+from stages.settings import Settings
 
 # py3langid guesses on shorter text
 LANGUAGE_NEEDS_CHARS = 30
 
 Filter = Callable[[str, str], str | None]
+
+
+class Filters(Settings):
+    """Which rewrites are rejected. Lengths and similarities are measured in characters."""
+
+    min_growth: float = Field(
+        0.3, ge=0, description="Shortest rewrite, as a multiple of its source."
+    )
+    max_growth: float = Field(
+        3.0, gt=0, description="Longest rewrite, as a multiple of its source."
+    )
+    max_similarity: float = Field(
+        0.98,
+        gt=0,
+        le=1,
+        description="Reject near copies: rewrites with a higher normalised edit similarity to "
+        "their source, case and white space aside. 1 rejects exact copies only.",
+    )
+    max_repeats: int = Field(
+        3, ge=1, description="How often in a row one to four words may repeat."
+    )
+    script: str | None = Field(
+        "LATIN",
+        description="Unicode script of at least half of the letters; null: any.",
+    )
+    language: str | None = Field(
+        None,
+        description="Language that py3langid must find, as an ISO 639-1 code; null: any. Rewrites "
+        "of less than 30 characters pass, since it is unsure of them.",
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Filters":
+        if self.min_growth > self.max_growth:
+            raise ValueError(f"min_growth {self.min_growth} is above max_growth {self.max_growth}")
+        return self
 
 
 def check_filter_packages(settings: Filters, what: str) -> None:

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.rewrite.filters import QualityFilter, most_repeats
+from stages.rewrite.filters import Filters, QualityFilter, most_repeats
 from stages.rewrite.rewrites import Rewrite, added, shard_files
-from stages.rewrite.settings import Filters
 from tests.support.models import make_sentences
 
 SOURCE = "The old woman reads a small red book under the tree."

@@ -6,8 +6,7 @@ import pytest
 
 import stages.rewrite.pairs as pairs_module
 from stages.errors import UserError
-from stages.rewrite.pairs import PairFile
-from stages.rewrite.settings import Pairs
+from stages.rewrite.pairs import PairFile, Pairs
 from tests.support.models import make_sentences
 
 
