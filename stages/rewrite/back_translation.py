@@ -120,9 +120,8 @@ def check_translation_model(model: ModelSettings, engine: str, model_type: str) 
         UserError: a local Marian folder lacks its vocabularies (transformers would make up an empty
             one), or a package is not installed.
     """
-    folder, needed = model_folder(model.model), []
-    if engine == "ctranslate2":
-        needed.append("ctranslate2")
+    folder = model_folder(model.model)
+    needed = ["ctranslate2"] if engine == "ctranslate2" else []
     if model_type == "marian":
         needed += ["sentencepiece", "sacremoses"]
         files = ("source.spm", "target.spm", "vocab.json")
@@ -197,13 +196,11 @@ class _Pass:
         from stages.sentences.stage import read_texts
 
         texts, root = read_texts(self._sentences, number), self._work.root
-        size = self._settings.rows_per_unit
+        scratch, size = self._work.scratch, self._settings.rows_per_unit
         rows: list[dict[str, str | None]] = []
         for start in range(0, len(texts), size):
-            pivot_file, back_file = (
-                f"{self._work.scratch}/{folder}/{number:05d}/{start}-{size}.json"
-                for folder in ("pivot", "back")
-            )
+            name = f"{number:05d}/{start}-{size}.json"
+            pivot_file, back_file = (f"{scratch}/{folder}/{name}" for folder in ("pivot", "back"))
             unit = [[text, None] for text in texts[start : start + size]]
             if self._back:
                 unit = json.loads(root.read(pivot_file))
@@ -212,9 +209,8 @@ class _Pass:
                 seed = (self._settings.seed, number, start, int(self._back))
                 root.write(file, json.dumps(self._translated(unit, seed)).encode())
             if self._back:
-                for (pivot, _), (text, reason) in zip(
-                    unit, json.loads(root.read(file)), strict=True
-                ):
+                made = json.loads(root.read(file))
+                for (pivot, _), (text, reason) in zip(unit, made, strict=True):
                     rows.append({"pivot": pivot, "text": text, "reason": reason})
         if not self._back:
             return None
@@ -225,12 +221,13 @@ class _Pass:
         self, unit: list[list[str | None]], seed: tuple[int, ...]
     ) -> list[list[str | None]]:
         """Rows of (text, reason); those that already have a reason stay as they are."""
-        out = list(unit)
-        todo = [place for place, (_, reason) in enumerate(unit) if reason is None]
-        found = self._translate([unit[place][0] or "" for place in todo], seed)
-        for place, one in zip(todo, found, strict=True):
-            text = one.text or unit[place][0] if one.reason else one.text
-            out[place] = [text, one.reason or (None if text else "empty_translation")]
+        found = self._translate(["" if reason else text or "" for text, reason in unit], seed)
+        out = []
+        for (text, reason), one in zip(unit, found, strict=True):
+            if reason is None:
+                text = one.text or (text if one.reason else "")
+                reason = one.reason or (None if text else "empty_translation")
+            out.append([text, reason])
         return out
 
 

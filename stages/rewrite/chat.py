@@ -68,14 +68,12 @@ def read_answer(settings: Rewriting, answer: Answer) -> Outcome:
     for found in _objects(text):
         some = True
         fields = {_plain(str(name)): value for name, value in found.items()}
-        values = [fields.get(_plain(name)) for name in _fields(settings)]
-        if isinstance(values[0], str) and values[0].strip():
-            negative = values[1] if len(values) > 1 else None
-            usable = isinstance(negative, str) and negative.strip()
-            return Outcome(values[0].strip(), str(negative).strip() if usable else None)
-    rewrite = _cut_off(settings, text)
-    if rewrite:
-        return Outcome(rewrite)
+        values = (fields.get(_plain(name)) for name in _fields(settings))
+        rewrite, *negative = (one.strip() if isinstance(one, str) else "" for one in values)
+        if rewrite:
+            return Outcome(rewrite, "".join(negative) or None)
+    if cut_off := _cut_off(settings, text):
+        return Outcome(cut_off)
     cut = answer.finish_reason == "length"
     reason = "truncated" if cut else "missing_field" if some else "not_json"
     return Outcome(answer.text, reason=reason)

@@ -9,10 +9,10 @@ failure means is in `failures`.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import SecretStr
 
@@ -24,24 +24,24 @@ from stages.rewrite.journal import Journal, request_key
 from stages.rewrite.limits import Grant, Limits
 from stages.rewrite.rewriting import Rewriting
 
-Ref = TypeVar("Ref", bound=Hashable)
+Ref = TypeVar("Ref")
 
 SECONDS_BETWEEN_LINES = 5.0
 UNUSABLE_BEFORE_STOP = 20  # answers, none usable before
 
 
 @dataclass
-class _Row(Generic[Ref]):
+class _Row:
     """A sentence to be rewritten: its unusable answers, failed attempts and next request."""
 
-    ref: Ref
+    ref: Any
     sentence: str
     unusable: list[tuple[str, str]] = field(default_factory=list)
     attempts: int = 0
     body: dict[str, Any] = field(default_factory=dict)
 
 
-class ChatClient(Generic[Ref]):
+class ChatClient:
     """Sentences in, outcomes out; see the module.
 
     Args:
@@ -64,9 +64,9 @@ class ChatClient(Generic[Ref]):
         self._limits = Limits(settings, journal.spent())
         self._endpoint = Endpoint(settings, key, variables or {})
         self._failures = Failures(settings, self._endpoint, self._limits, self._patience)
-        self._outcomes: asyncio.Queue[tuple[Ref, Outcome] | None]
+        self._outcomes: asyncio.Queue[tuple[Any, Outcome] | None]
         self._outcomes = asyncio.Queue(2 * settings.concurrency)
-        self._retries: deque[_Row[Ref]] = deque()
+        self._retries: deque[_Row] = deque()
         self._changed = asyncio.Event()
         # sentences taken and not finished, tasks that send one, requests on their way
         self._open = self._tasks = self._in_flight = 0
@@ -88,7 +88,7 @@ class ChatClient(Generic[Ref]):
         if self._fatal is not None:
             raise self._fatal
 
-    async def _drive(self, rows: Iterator[tuple[Ref, str]]) -> None:
+    async def _drive(self, rows: Iterator[tuple[Any, str]]) -> None:
         """Sends what is to be sent. A None ends the outcomes; `_fatal` says what went wrong."""
         try:
             async with self._endpoint.opened(), asyncio.TaskGroup() as group:
@@ -106,7 +106,7 @@ class ChatClient(Generic[Ref]):
             self._fatal = next((one for one in errors if isinstance(one, UserError)), errors[0])
         await self._outcomes.put(None)
 
-    async def _next_row(self, rows: Iterator[tuple[Ref, str]]) -> _Row[Ref] | None:
+    async def _next_row(self, rows: Iterator[tuple[Any, str]]) -> _Row | None:
         """One to be tried again if there is any, else a new one; None when all are done."""
         while True:
             self._changed.clear()
@@ -124,7 +124,7 @@ class ChatClient(Generic[Ref]):
                 raise self._fatal
             await self._changed.wait()
 
-    def _replayed(self, row: _Row[Ref]) -> Outcome | None:
+    def _replayed(self, row: _Row) -> Outcome | None:
         """The row's outcome as far as the journal has its answers; else its next request."""
         while True:
             row.body = payload(self._settings, row.sentence, row.unusable)
@@ -135,7 +135,7 @@ class ChatClient(Generic[Ref]):
             if outcome is not None:
                 return outcome
 
-    def _judged(self, row: _Row[Ref], answer: Answer) -> Outcome | None:
+    def _judged(self, row: _Row, answer: Answer) -> Outcome | None:
         """The outcome of an answer; None when the row is to be asked again."""
         outcome = read_answer(self._settings, answer)
         if outcome.reason is None:
@@ -145,7 +145,7 @@ class ChatClient(Generic[Ref]):
         row.unusable.append((answer.text, outcome.reason))
         return outcome if len(row.unusable) == self._settings.max_answers else None
 
-    async def _permission(self, row: _Row[Ref]) -> Grant:
+    async def _permission(self, row: _Row) -> Grant:
         """Waits for a slot, the limits and the budget."""
         tokens = estimated_tokens(row.body)
         while True:
@@ -167,29 +167,8 @@ class ChatClient(Generic[Ref]):
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), delay if free else None)
 
-    async def _send(self, row: _Row[Ref], grant: Grant) -> None:
-        try:
-            outcome = await self._ask(row, grant)
-            if outcome is not None:
-                await self._give(row, outcome)
-        except UserError as error:
-            # others in flight are answered, and paid for: the driver lets them end before it stops
-            self._fatal = self._fatal or error
-        finally:
-            self._tasks -= 1
-            self._changed.set()
-
-    async def _give(self, row: _Row[Ref], outcome: Outcome) -> None:
-        self._open -= 1
-        self._done += 1
-        await self._outcomes.put((row.ref, outcome))
-
-    async def _ask(self, row: _Row[Ref], grant: Grant) -> Outcome | None:
-        """Sends a row's request; its outcome, or None when the row was put back to be tried again.
-
-        Raises:
-            UserError: the stage must stop.
-        """
+    async def _send(self, row: _Row, grant: Grant) -> None:
+        """Sends a row's request; gives its outcome, or puts the row back to be tried again."""
         answer = outcome = None
         backoff_seconds = 0.0
         try:
@@ -209,15 +188,26 @@ class ChatClient(Generic[Ref]):
                 outcome = await self._failures.failed(reply, row.attempts)
             else:
                 outcome = await self._failures.refused(reply)
+        except UserError as error:
+            # others in flight are answered, and paid for: the driver lets them end before it stops
+            self._fatal, outcome = self._fatal or error, None
         finally:
             self._in_flight -= 1
             self._limits.settle(grant, answer)
             self._changed.set()
         if outcome is None:
             asyncio.get_running_loop().call_later(backoff_seconds, self._again, row)
-        return outcome
+        else:
+            await self._give(row, outcome)
+        self._tasks -= 1
+        self._changed.set()
 
-    def _again(self, row: _Row[Ref]) -> None:
+    async def _give(self, row: _Row, outcome: Outcome) -> None:
+        self._open -= 1
+        self._done += 1
+        await self._outcomes.put((row.ref, outcome))
+
+    def _again(self, row: _Row) -> None:
         self._retries.append(row)
         self._changed.set()
 

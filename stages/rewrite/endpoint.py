@@ -81,7 +81,7 @@ class Endpoint:
         except (aiohttp.ClientError, OSError) as error:
             connected = not isinstance(error, aiohttp.ClientConnectorError | aiohttp.InvalidURL)
             return Reply(0, f"{type(error).__name__}: {error}", connected=connected)
-        wait = _seconds_from_now(response.headers.get("Retry-After"))
+        wait = _seconds_from_now(response.headers.get("Retry-After", ""))
         return Reply(response.status, data.decode("utf-8", "replace"), wait)
 
     async def works(self) -> bool:
@@ -136,10 +136,8 @@ def error_message(text: str) -> str:
     return " ".join(str(text).split())[:300]
 
 
-def _seconds_from_now(retry_after: str | None) -> float | None:
+def _seconds_from_now(retry_after: str) -> float | None:
     """Retry-After, a number or an HTTP date."""
-    if retry_after is None:
-        return None
     with suppress(ValueError):
         return max(0.0, float(retry_after))
     with suppress(ValueError):

@@ -1,16 +1,15 @@
 """Rewrites of your own: a table's rows joined to the sentences, by text or by id.
 
-The join streams: memory holds 16 bytes per sentence of the corpus (its digest and its row) and up
-to MEMORY_BYTES of joined rows; more are laid aside on disk, by shard.
+The join streams: memory holds 16 bytes per sentence of the corpus (its digest and its row). What is
+joined waits in a temporary database, whose few megabytes of cache go to disk when they are full.
 """
 
 import hashlib
-import json
-import tempfile
-from bisect import bisect_right
+import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from stages.planning import Graph
     from stages.rewrite.settings import PerturbSettings
 
-MEMORY_BYTES = 256 << 20
 MAX_UNKNOWN_KEPT = 1000
 
 
@@ -154,44 +152,43 @@ class PairFile:
 
     def shards(self) -> Iterator[list[Rewrite]]:
         """The rewrites of every shard, in shard order."""
-        with tempfile.TemporaryDirectory(prefix="sentray-pairs-") as folder:
-            num_joined = self._join(Path(folder))
-            if not num_joined:
+        with closing(sqlite3.connect("")) as database:  # a temporary file, if it grows
+            database.execute("CREATE TABLE joined (row INTEGER, text TEXT, negative TEXT)")
+            database.executemany("INSERT INTO joined VALUES (?, ?, ?)", self._joined())
+            database.execute("CREATE INDEX rows ON joined (row)")
+            if database.execute("SELECT 1 FROM joined").fetchone() is None:
                 raise UserError(
                     f"{self._setting}: none of the {self.num_unknown:,} pairs in "
                     f"{self._settings.path} belongs to a sentence of the corpus; check "
                     f"{'sentence_column' if self._settings.id_column is None else 'id_column'}"
                 )
-            for number in range(len(self._starts) - 1):
-                file = Path(folder) / str(number)
-                lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-                yield [Rewrite(*json.loads(line)) for line in lines]
+            of_shard = (
+                "SELECT row - :start, text, negative FROM joined "
+                "WHERE row >= :start AND row < :end ORDER BY row, rowid"
+            )
+            for start, end in pairwise(self._starts):
+                found = database.execute(of_shard, {"start": start, "end": end})
+                yield [Rewrite(*one) for one in found]
 
-    def _join(self, folder: Path) -> int:
-        held: dict[int, list[str]] = {}
-        held_bytes = num_joined = 0
+    def _joined(self) -> Iterator[tuple[int, str, str | None]]:
+        """Row, rewrite and negative of every pair whose sentence is known."""
         for cells in read_table(self._settings.table(self._setting)):
             if isinstance(cells, Reject):
                 self._keep_unknown(cells.reason, cells.text)
                 continue
             key, text, *negative = (clean_text(cell, self._form) for cell in cells)
             row = self._row_of(key)
-            if row is None:
-                if self._settings.unknown == "error":
-                    raise UserError(self._about_unknown(key))
+            if row is not None:
+                yield row, text, "".join(negative) or None
+            elif self._settings.unknown == "reject":
                 self._keep_unknown("unknown_sentence", f"{key} -> {text}")
-                continue
-            shard = bisect_right(self._starts, row) - 1
-            found = [row - self._starts[shard], text, *(one or None for one in negative)]
-            line = json.dumps(found)  # ASCII: no line breaks inside
-            held.setdefault(shard, []).append(line)
-            num_joined += 1
-            held_bytes += len(line) + 60
-            if held_bytes > MEMORY_BYTES:
-                _lay_aside(folder, held)
-                held_bytes = 0
-        _lay_aside(folder, held)
-        return num_joined
+            else:
+                what = "id" if self._settings.id_column else "sentence"
+                raise UserError(
+                    f"{self._setting}: {self._settings.path} has a pair whose {what} is not in the "
+                    f"corpus: '{key[:80]}'. It may have been left out by sentences.limit, "
+                    "min_chars or max_chars; to leave such pairs out, set `unknown: reject` there."
+                )
 
     def _row_of(self, key: str) -> int | None:
         if self._settings.id_column is not None:
@@ -203,14 +200,6 @@ class PairFile:
             return None
         return int(self._rows[place])
 
-    def _about_unknown(self, key: str) -> str:
-        what = "id" if self._settings.id_column else "sentence"
-        return (
-            f"{self._setting}: {self._settings.path} has a pair whose {what} is not in the "
-            f"corpus: '{key[:80]}'. It may have been left out by sentences.limit, min_chars or "
-            "max_chars; to leave such pairs out, set `unknown: reject` there."
-        )
-
     def _keep_unknown(self, reason: str, text: str) -> None:
         self.num_unknown += 1
         if len(self.unknown) < MAX_UNKNOWN_KEPT:
@@ -220,10 +209,3 @@ class PairFile:
 def _digest(text: str) -> int:
     # 8 bytes: two of 10 million sentences are mistaken for each other once in 370,000 corpora
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
-
-
-def _lay_aside(folder: Path, held: dict[int, list[str]]) -> None:
-    for shard, lines in held.items():
-        with (folder / str(shard)).open("a", encoding="utf-8") as file:
-            file.writelines(line + "\n" for line in lines)
-    held.clear()

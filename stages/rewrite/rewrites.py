@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from stages.rewrite.filters import Filter
+from stages.rewrite.filters import Filters
 from stages.sentences.build import parquet_bytes
 
 
@@ -34,10 +34,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Rewrite:
-    """One source's answer for one sentence: a rewrite, or the reason why there is none.
-
-    row: place of the sentence in its shard. text: the rewrite; with a reason, what was given.
-    """
+    """An outcome with the place of its sentence in the shard (`row`)."""
 
     row: int
     text: str
@@ -50,7 +47,7 @@ REJECTS = pa.schema([("row", pa.int32()), ("reason", pa.string()), ("text", pa.s
 
 
 def shard_files(
-    sentences: Sequence[str], rewrites: Iterable[Rewrite], judge: Filter
+    sentences: Sequence[str], rewrites: Iterable[Rewrite], filters: Filters
 ) -> dict[str, bytes]:
     """Filters the rewrites of one shard and lays them out.
 
@@ -60,7 +57,7 @@ def shard_files(
     rejected: list[Rewrite] = []
     seen: set[tuple[int, str]] = set()
     for one in sorted(map(_storable, rewrites), key=lambda rewrite: rewrite.row):
-        reason = one.reason or judge(sentences[one.row], one.text)
+        reason = one.reason or filters.fault(sentences[one.row], one.text)
         if reason is None and (one.row, one.text) in seen:
             reason = "duplicate"
         if reason is not None:
@@ -68,7 +65,7 @@ def shard_files(
             continue
         seen.add((one.row, one.text))
         negative = one.negative
-        if negative is not None and (fault := judge(sentences[one.row], negative)):
+        if negative is not None and (fault := filters.fault(sentences[one.row], negative)):
             rejected.append(Rewrite(one.row, negative, reason=f"negative_{fault}"))
             negative = None
         kept.append(replace(one, negative=negative))

@@ -162,9 +162,8 @@ class Rewriting(RewriteSource):
     @model_validator(mode="after")
     def _prompt_names_the_sentence(self) -> "Rewriting":
         try:
-            fields = [
-                name for _, name, _, _ in string.Formatter().parse(self.prompt) if name is not None
-            ]
+            parsed = string.Formatter().parse(self.prompt)
+            fields = [name for _, name, _, _ in parsed if name is not None]
         except ValueError as error:
             raise ValueError(f"prompt: {error}; braces that are text must be doubled") from None
         if fields != ["sentence"]:
@@ -243,9 +242,7 @@ class ChatRewrites(Rewrites):
 
         key = read_key(self.rewriting, work.secret)
         variables = read_variables(self.rewriting, work.secret)
-        client: ChatClient[Ref] = ChatClient(
-            self.rewriting, key, journal, work.say, variables=variables
-        )
+        client = ChatClient(self.rewriting, key, journal, work.say, variables=variables)
         return client.run(sentences)
 
 

@@ -1,8 +1,4 @@
-"""What every source of rewrites has in common: the node that publishes what the filters keep.
-
-Units of commit are smaller than a shard: translations are laid down a few hundred sentences at a
-time, and every answer of a chat model goes to the journal, which all recipes of a storage share.
-"""
+"""What every source of rewrites has in common: the node that publishes what the filters keep."""
 
 import json
 import tempfile
@@ -16,7 +12,6 @@ import pyarrow.parquet as pq
 
 from stages.contract import Known, Opened, Shard, Stage, Work
 from stages.errors import UserError
-from stages.rewrite.filters import QualityFilter, check_filter_packages
 from stages.rewrite.rewrites import Rewrite, added, shard_files
 from stages.samples import table_rows
 from stages.sentences.build import parquet_bytes
@@ -46,11 +41,12 @@ class Rewrites(Stage):
         return {f"perturb.{key}": value for key, value in whole.items() if value is not None}
 
     def check(self) -> None:
-        check_filter_packages(self.settings.filters, f"{self.where}.filters")
+        self.settings.filters.check_packages(f"{self.where}.filters")
 
     def kept(self, texts: list[str], rewrites: Iterable[Rewrite]) -> Shard:
         """One shard: what the filters keep of the rewrites of its sentences."""
-        return Shard(shard_files(texts, rewrites, QualityFilter(self.settings.filters)), len(texts))
+        self.settings.filters.check_packages("filtering rewrites")
+        return Shard(shard_files(texts, rewrites, self.settings.filters), len(texts))
 
     def publish(
         self,

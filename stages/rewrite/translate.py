@@ -17,6 +17,7 @@ a prefix. Models that take language codes (mBART, M2M100, NLLB) are refused.
 
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +58,12 @@ class Translator:
     def __init__(self, model: TranslationModel, settings: BackTranslation) -> None:
         self._settings, self._prefix = settings, model.prefix
         config = load_config(model)
-        positions = num_positions(config.to_dict())
+        positions = self._max_tokens = num_positions(config.to_dict())
         if positions is not None and settings.max_length > positions:
             raise UserError(
                 f"max_length={settings.max_length} is more than the {positions} positions of model "
                 f"'{model.model}'; lower max_length"
             )
-        self._max_tokens = positions
         check_translation_model(model, settings.engine, config.model_type)
         self._tokenizer = load_translation_tokenizer(model)
         check_prefix(model, config, self._tokenizer)
@@ -89,12 +89,9 @@ class Translator:
         for place in [place for place in places if len(rows[place]) > self._settings.max_length]:
             out[place] = Outcome("", reason="too_long_to_translate")
             del rows[place]
-        kept = np.array(list(rows), np.int64)
-        lengths = np.array([len(row) for row in rows.values()], np.int64)
-        groups = [
-            kept[group].tolist()
-            for group in token_budget_batches(lengths, self._settings.tokens_per_batch)
-        ]
+        kept, most = list(rows), self._settings.tokens_per_batch
+        lengths = np.array([len(rows[place]) for place in kept], np.int64)
+        groups = [[kept[i] for i in group] for group in token_budget_batches(lengths, most)]
         # longest first: the first row's limit holds for its batch
         batches = [
             ([rows[place] for place in group], self._limit(rows[group[0]])) for group in groups
@@ -121,26 +118,23 @@ class _CTranslate2:
         import ctranslate2
 
         self._settings, self._tokenizer = settings, tokenizer
-        self._device = pick_device(settings.device).type
-        if settings.precision not in ctranslate2.get_supported_compute_types(self._device):
+        device = pick_device(settings.device).type
+        if settings.precision not in ctranslate2.get_supported_compute_types(device):
             raise UserError(
                 f"precision {settings.precision}: ctranslate2 has no such arithmetic on this "
-                f"{self._device}; set precision: float32"
+                f"{device}; set precision: float32"
             )
         self._folder = tempfile.TemporaryDirectory(prefix="sentray-ctranslate2-")
         self._suppressed = convert(model, tokenizer, Path(self._folder.name), settings.precision)
-        self._model = self._load()
-
-    def _load(self) -> Any:
-        import ctranslate2
-
-        return ctranslate2.Translator(
+        self._load = partial(
+            ctranslate2.Translator,
             f"{self._folder.name}/converted",
-            device=self._device,
-            compute_type=self._settings.precision,
+            device=device,
+            compute_type=settings.precision,
             inter_threads=1,
             intra_threads=torch.get_num_threads(),
         )
+        self._model = self._load()
 
     def __call__(self, batches: Sequence[Batch], seed: int) -> list[list[list[int]]]:
         """Token ids of the translations, in the order of the batches."""

@@ -11,8 +11,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pydantic import SecretStr
-
 from stages.contract import Work
 from stages.errors import UserError
 from stages.rewrite.chat import Answer, payload, read_answer
@@ -86,21 +84,20 @@ def processor(settings: Rewriting) -> Callable[[Any], Any]:
         raise UserError(
             "rewriting.engine vllm needs GPUs and this cluster has none; use an endpoint instead"
         )
-    variables = read_variables(settings)
     config = vLLMEngineProcessorConfig(
         model_source=settings.model,
-        engine_kwargs=filled(settings.engine_options, variables),
+        engine_kwargs=filled(settings.engine_options, read_variables(settings)),
         concurrency=max(1, gpus // int(settings.engine_options.get("tensor_parallel_size", 1))),
         should_continue_on_error=True,
     )
-    return build_processor(config, preprocess=Request(settings, variables))
+    return build_processor(config, preprocess=Request(settings))
 
 
 class Request:
     """A sentence's row as vLLM takes it."""
 
-    def __init__(self, settings: Rewriting, variables: dict[str, SecretStr] | None = None) -> None:
-        self._settings, self._variables = settings, variables or {}
+    def __init__(self, settings: Rewriting) -> None:
+        self._settings, self._variables = settings, read_variables(settings)
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         body = payload(self._settings, row["sentence"], [])
