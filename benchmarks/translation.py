@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from stages.rewrite.settings import BackTranslation, TranslationModel
+from stages.rewrite.back_translation import BackTranslation, TranslationModel
 from stages.rewrite.translate import Translator
 
 VOCABULARY = 58_101

@@ -13,7 +13,7 @@ from stages.export import stage as export
 from stages.plugins import Extensions
 from stages.ranks import stage as ranks
 from stages.rewrite import stage as rewrite
-from stages.rewrite.translate_stage import Translate
+from stages.rewrite.back_translation import Translate
 from stages.sentences import stage as sentences
 from stages.tokens import stage as tokens
 from stages.train import stage as train

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stages.rewrite import chat_stage, vllm
+from stages.rewrite import rewriting as rewriting_stage
+from stages.rewrite import vllm
 from tests.support.chat_server import ChatServer, Reply, rewrite_of
 from tests.support.command import made
 from tests.support.models import make_sentences
@@ -164,7 +165,7 @@ def test_a_model_on_the_clusters_gpus_shares_journal_and_filters(
 
         return lambda rows: rows.map(answer)
 
-    monkeypatch.setattr(chat_stage, "find_spec", lambda name: name)  # as if it were installed
+    monkeypatch.setattr(rewriting_stage, "find_spec", lambda name: name)  # as if it were installed
     with monkeypatch.context() as patch:
         patch.setattr(vllm, "processor", stand_in)
         sentray("run", file, "--only", "perturb")

@@ -10,22 +10,12 @@ import ast
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from stages.rewrite.settings import Rewriting
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of one sentence: a rewrite (and maybe a negative), or the reason why not.
-
-    text: the rewrite; with a reason, what was answered.
-    """
-
-    text: str
-    negative: str | None = None
-    reason: str | None = None
+from stages.rewrite.rewrites import Outcome
+from stages.rewrite.rewriting import Rewriting
 
 
 @dataclass(frozen=True)
@@ -38,6 +28,7 @@ class Answer:
     answer_tokens: int
 
 
+DECODER = json.JSONDecoder(strict=False)
 REMINDERS = {
     "empty_answer": "You answered nothing.",
     "truncated": "Your answer was cut off.",
@@ -77,14 +68,12 @@ def read_answer(settings: Rewriting, answer: Answer) -> Outcome:
     for found in _objects(text):
         some = True
         fields = {_plain(str(name)): value for name, value in found.items()}
-        values = [fields.get(_plain(name)) for name in _fields(settings)]
-        if isinstance(values[0], str) and values[0].strip():
-            negative = values[1] if len(values) > 1 else None
-            usable = isinstance(negative, str) and negative.strip()
-            return Outcome(values[0].strip(), str(negative).strip() if usable else None)
-    rewrite = _cut_off(settings, text)
-    if rewrite:
-        return Outcome(rewrite)
+        values = (fields.get(_plain(name)) for name in _fields(settings))
+        rewrite, *negative = (one.strip() if isinstance(one, str) else "" for one in values)
+        if rewrite:
+            return Outcome(rewrite, "".join(negative) or None)
+    if cut_off := _cut_off(settings, text):
+        return Outcome(cut_off)
     cut = answer.finish_reason == "length"
     reason = "truncated" if cut else "missing_field" if some else "not_json"
     return Outcome(answer.text, reason=reason)
@@ -111,24 +100,19 @@ def _objects(text: str) -> Iterator[dict[Any, Any]]:
 
 def _object_at(text: str, start: int) -> tuple[dict[Any, Any] | None, int]:
     """The object that begins at `start`, and where to look on."""
-    try:
-        found, end = json.JSONDecoder(strict=False).raw_decode(text, start)
-        return (found if isinstance(found, dict) else None), end
-    except (ValueError, RecursionError):  # also an integer of thousands of digits
-        pass
+    with suppress(
+        ValueError, RecursionError
+    ):  # the former also for integers of thousands of digits
+        return DECODER.raw_decode(text, start)
     # a closing brace inside a text is rare: try the nearest ones, not all (that would be quadratic)
-    ends = [match.end() for match in re.finditer(r"\}", text[start:])][:4]
-    for length in ends:
-        for candidate in _mended(text[start : start + length]):
-            try:
-                found = json.loads(candidate, strict=False)
-            except (ValueError, RecursionError):
-                try:
-                    found = ast.literal_eval(candidate)
-                except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-                    continue  # a TypeError: doubled braces are a set of a dict
-            if isinstance(found, dict):
-                return found, start + length
+    for end in [start + match.end() for match in re.finditer(r"\}", text[start:])][:4]:
+        for candidate in _mended(text[start:end]):
+            for parse in (DECODER.decode, ast.literal_eval):
+                # a TypeError: doubled braces are a set of a dict
+                with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+                    found = parse(candidate)
+                    if isinstance(found, dict):
+                        return found, end
     return None, start + 1
 
 
@@ -144,7 +128,6 @@ def _cut_off(settings: Rewriting, text: str) -> str | None:
     match = re.search(rf'"{name}"\s*:\s*("(?:[^"\\]|\\.)*")\s*[,}}]', text, re.IGNORECASE)
     if match is None:
         return None
-    try:
-        return str(json.loads(match.group(1), strict=False)).strip() or None
-    except ValueError:
-        return None
+    with suppress(ValueError):
+        return str(DECODER.decode(match.group(1))).strip() or None
+    return None

@@ -1,90 +1,99 @@
-"""What goes over the wire to a chat endpoint: the key, and how its messages are read."""
+"""What goes over the wire to an OpenAI-compatible chat endpoint, and how its messages are read."""
 
 import email.utils
 import json
-import os
 import time
-from collections.abc import Mapping
+import urllib.request
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
-from stages.errors import UserError
-from stages.rewrite.chat import Answer
-from stages.rewrite.settings import Rewriting
-from stages.variables import VARIABLE
+import aiohttp
+from pydantic import SecretStr
 
+from stages.rewrite.chat import Answer, payload
+from stages.rewrite.credentials import filled
+from stages.rewrite.rewriting import Rewriting
 
-class Secret:
-    """A key that is not printed."""
-
-    def __init__(self, value: str) -> None:
-        self._value = value
-
-    def reveal(self) -> str:
-        return self._value
-
-    def hide_in(self, text: str) -> str:
-        """The text without the key, in case an endpoint repeats it."""
-        return text.replace(self._value, "***")
-
-    def __repr__(self) -> str:
-        return "Secret(***)"
+MAX_ANSWER_BYTES = 1 << 20
 
 
-def read_key(settings: Rewriting) -> Secret | None:
-    """The endpoint's key from the environment.
+@dataclass(frozen=True)
+class Reply:
+    """What came back for a request.
 
-    Raises:
-        UserError: the variable is not set, or empty.
+    status: of HTTP; 0 where nothing came back, and `text` says why. connected: whether the endpoint
+    was reached. retry_after_seconds: how long it asks to wait.
     """
-    name = settings.key_variable
-    if name is None:
-        return None
-    value = os.environ.get(name, "").strip()
-    if not value:
-        state = "empty" if name in os.environ else "not set"
-        raise UserError(
-            f"rewriting.key_variable: the environment variable {name} is {state}; put the "
-            "endpoint's key there, or set key_variable: null if it needs none"
-        )
-    return Secret(value)
+
+    status: int
+    text: str
+    retry_after_seconds: float | None = None
+    connected: bool = True
 
 
-def read_variables(settings: Rewriting) -> dict[str, Secret]:
-    """What the ${VARIABLES} of `extra` and `engine_options` stand for, from the environment.
+class Endpoint:
+    """A chat endpoint. Send requests while it is `opened`.
 
-    Raises:
-        UserError: one of them is not set, or empty.
+    Args:
+        variables: what ${VARIABLES} in the settings' `extra` stand for.
     """
-    found = {}
-    for name, field in variables_of(settings).items():
-        if not os.environ.get(name):
-            raise UserError(
-                f"rewriting.{field}: the environment variable {name} is not set, or empty"
-            )
-        found[name] = Secret(os.environ[name])
-    return found
 
+    def __init__(
+        self, settings: Rewriting, key: SecretStr | None, variables: Mapping[str, SecretStr]
+    ) -> None:
+        self._settings, self._key, self._variables = settings, key, variables
+        self.url = settings.base_url.rstrip("/") + "/chat/completions"
 
-def variables_of(settings: Rewriting) -> dict[str, str]:
-    """Variables that `extra` and `engine_options` name, and which of the two does."""
-    return {
-        name: field
-        for field in ("extra", "engine_options")
-        for name in VARIABLE.findall(json.dumps(getattr(settings, field)))
-    }
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Keeps connections open."""
+        headers = {"Authorization": f"Bearer {self._key.get_secret_value()}"} if self._key else {}
+        async with aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=self._settings.timeout_seconds),
+            connector=aiohttp.TCPConnector(limit=self._settings.concurrency),
+            headers=headers,
+            proxy=self._proxy(),
+        ) as self._session:
+            yield
 
+    def _proxy(self) -> str | None:
+        """The environment's proxy for the endpoint; aiohttp's own look also reads ~/.netrc."""
+        address = urlsplit(self.url)
+        if urllib.request.proxy_bypass(address.hostname or ""):
+            return None
+        return urllib.request.getproxies().get(address.scheme)
 
-def filled(value: Any, variables: Mapping[str, Secret]) -> Any:
-    """Plain data with ${VARIABLES} filled in: only for what is sent, never for what is kept."""
-    if isinstance(value, dict):
-        return {key: filled(item, variables) for key, item in value.items()}
-    if isinstance(value, list):
-        return [filled(item, variables) for item in value]
-    if isinstance(value, str):
-        return VARIABLE.sub(
-            lambda found: variables[found[1]].reveal() if found[1] in variables else found[0], value
-        )
-    return value
+    async def post(self, body: dict[str, Any]) -> Reply:
+        """Sends a request; a `${...}` in a sentence stays as it is."""
+        extra = {key: body[key] for key in self._settings.extra if key in body}
+        sent, data = body | filled(extra, self._variables), bytearray()
+        try:
+            async with self._session.post(self.url, json=sent, allow_redirects=False) as response:
+                async for chunk in response.content.iter_chunked(1 << 16):
+                    data += chunk
+                    if len(data) > MAX_ANSWER_BYTES:
+                        raise aiohttp.ClientError("the answer is larger than 1 MiB")
+        except TimeoutError:
+            return Reply(0, f"no answer in {self._settings.timeout_seconds:g} s")
+        except (aiohttp.ClientError, OSError) as error:
+            connected = not isinstance(error, aiohttp.ClientConnectorError | aiohttp.InvalidURL)
+            return Reply(0, f"{type(error).__name__}: {error}", connected=connected)
+        wait = _seconds_from_now(response.headers.get("Retry-After", ""))
+        return Reply(response.status, data.decode("utf-8", "replace"), wait)
+
+    async def works(self) -> bool:
+        """Whether it answers a tiny request that has nothing to do with any sentence."""
+        body = payload(self._settings, "Yes.", []) | {"max_tokens": 4}
+        return read_completion(await self.post(body), body) is not None
+
+    def hidden(self, text: str) -> str:
+        """The text without secrets, in case the endpoint repeats them."""
+        for secret in [*([self._key] if self._key else []), *self._variables.values()]:
+            text = text.replace(secret.get_secret_value(), "***")
+        return text
 
 
 def estimated_tokens(body: dict[str, Any]) -> int:
@@ -93,13 +102,15 @@ def estimated_tokens(body: dict[str, Any]) -> int:
     return sum(len(text.encode("utf-8", "surrogatepass")) // 3 + 8 for text in texts) + 8
 
 
-def read_completion(text: str, body: dict[str, Any]) -> Answer | None:
+def read_completion(reply: Reply, body: dict[str, Any]) -> Answer | None:
     """The answer in a chat completion to the request `body`; None where it is none.
 
     Tokens that it does not count are estimated, three bytes each: a budget must hold.
     """
+    if reply.status != 200:
+        return None
     try:
-        whole = json.loads(text)
+        whole = json.loads(reply.text)
         choice = whole["choices"][0]
         usage = whole.get("usage") or {}
         content = str(choice["message"].get("content") or "")
@@ -125,15 +136,10 @@ def error_message(text: str) -> str:
     return " ".join(str(text).split())[:300]
 
 
-def retry_after_seconds(retry_after: str | None) -> float | None:
-    """Retry-After as seconds from now: a number, or an HTTP date."""
-    if retry_after is None:
-        return None
-    try:
+def _seconds_from_now(retry_after: str) -> float | None:
+    """Retry-After, a number or an HTTP date."""
+    with suppress(ValueError):
         return max(0.0, float(retry_after))
-    except ValueError:
-        pass
-    try:
+    with suppress(ValueError):
         return max(0.0, email.utils.parsedate_to_datetime(retry_after).timestamp() - time.time())
-    except ValueError:
-        return None
+    return None

@@ -1,61 +1,86 @@
-"""Quality filters: why a rewrite is rejected, or that it is not."""
+"""Quality filters: their settings, and why a rewrite is rejected."""
 
 import re
 import unicodedata
-from collections.abc import Callable
 from functools import cache
 
+from pydantic import Field, model_validator
+
 from stages.packages import need
-from stages.rewrite.settings import Filters
+from stages.settings import Settings
 
 # py3langid guesses on shorter text
 LANGUAGE_NEEDS_CHARS = 30
 
-Filter = Callable[[str, str], str | None]
 
+class Filters(Settings):
+    """Which rewrites are rejected. Lengths and similarities are measured in characters."""
 
-def check_filter_packages(settings: Filters, what: str) -> None:
-    """Raises UserError where the packages that filters need are not installed."""
-    need("rewrites", what, "rapidfuzz", *(["py3langid"] if settings.language else []))
+    min_growth: float = Field(
+        0.3, ge=0, description="Shortest rewrite, as a multiple of its source."
+    )
+    max_growth: float = Field(
+        3.0, gt=0, description="Longest rewrite, as a multiple of its source."
+    )
+    max_similarity: float = Field(
+        0.98,
+        gt=0,
+        le=1,
+        description="Reject near copies: rewrites with a higher normalised edit similarity to "
+        "their source, case and white space aside. 1 rejects exact copies only.",
+    )
+    max_repeats: int = Field(
+        3, ge=1, description="How often in a row one to four words may repeat."
+    )
+    script: str | None = Field(
+        "LATIN",
+        description="Unicode script of at least half of the letters; null: any.",
+    )
+    language: str | None = Field(
+        None,
+        description="Language that py3langid must find, as an ISO 639-1 code; null: any. Rewrites "
+        "of less than 30 characters pass, since it is unsure of them.",
+    )
 
+    @model_validator(mode="after")
+    def _ordered(self) -> "Filters":
+        if self.min_growth > self.max_growth:
+            raise ValueError(f"min_growth {self.min_growth} is above max_growth {self.max_growth}")
+        return self
 
-class QualityFilter:
-    """Judges rewrites of sentences: None where one is kept, else the reason.
+    def check_packages(self, what: str) -> None:
+        """Raises UserError where the packages that the filters need are not installed."""
+        need("rewrites", what, "rapidfuzz", *(["py3langid"] if self.language else []))
 
-    Reasons: empty, unchanged, too_short, too_long, near_copy, repeats, wrong_script,
-    wrong_language; the first that applies.
-    """
+    def fault(self, sentence: str, rewrite: str) -> str | None:
+        """Why a rewrite of a sentence is rejected, the first reason that applies; None: it is kept.
 
-    def __init__(self, settings: Filters) -> None:
-        check_filter_packages(settings, "filtering rewrites")
-        self._settings = settings
-        self._script = settings.script.upper() if settings.script else None
-
-    def __call__(self, sentence: str, rewrite: str) -> str | None:
+        Reasons: empty, unchanged, too_short, too_long, near_copy, repeats, wrong_script,
+        wrong_language.
+        """
         from rapidfuzz.distance import Levenshtein
 
-        settings = self._settings
         source, found = _plain(sentence), _plain(rewrite)
         if not found:
             return "empty"
         if source == found:
             return "unchanged"
         growth = len(found) / max(1, len(source))
-        if growth < settings.min_growth:
+        if growth < self.min_growth:
             return "too_short"
-        if growth > settings.max_growth:
+        if growth > self.max_growth:
             return "too_long"
         similarity = Levenshtein.normalized_similarity(source, found)
-        if settings.max_similarity < 1 and similarity > settings.max_similarity:
+        if self.max_similarity < 1 and similarity > self.max_similarity:
             return "near_copy"
-        if most_repeats(found) > settings.max_repeats >= most_repeats(source):
+        if most_repeats(found) > self.max_repeats >= most_repeats(source):
             return "repeats"
-        if self._script and script_share(rewrite, self._script) < 0.5:
+        if self.script and script_share(rewrite, self.script.upper()) < 0.5:
             return "wrong_script"
-        if settings.language is not None and len(found) >= LANGUAGE_NEEDS_CHARS:
+        if self.language is not None and len(found) >= LANGUAGE_NEEDS_CHARS:
             import py3langid
 
-            if py3langid.classify(rewrite)[0] != settings.language:
+            if py3langid.classify(rewrite)[0] != self.language:
                 return "wrong_language"
         return None
 

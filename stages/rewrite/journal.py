@@ -12,13 +12,13 @@ system had not written yet.
 """
 
 import hashlib
+import io
 import json
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import IO, Any
 
 from stages.files import Root, storage_error
 from stages.rewrite.chat import Answer
@@ -58,33 +58,24 @@ class Journal:
         self._name = uuid.uuid4().hex
         self._place: dict[bytes, tuple[str, int, int]] = {}
         self._spent: dict[str, Spent] = defaultdict(Spent)
-        self._file: Any = None
-        self._segment: list[tuple[bytes, Answer]] = []
-        self._num_segments = 0
-        self._segment_since = 0.0
+        self._file: IO[bytes] | None = None
+        self._segment, self._num_segments, self._segment_since = bytearray(), 0, 0.0
         for name in root.list(folder):
             if name.endswith(".jsonl"):
                 self._read(name)
 
     def _read(self, name: str) -> None:
-        for offset, line in self._lines(name):
-            try:
-                row = json.loads(line)
-                key, answer = bytes.fromhex(row["key"]), Answer(**row["answer"])
-            except (ValueError, KeyError, TypeError):
-                continue  # torn by a kill
-            self._place[key] = (name, offset, len(line))
-            self._spent[row["owner"]].add(answer)
-
-    def _lines(self, name: str) -> Iterator[tuple[int, bytes]]:
         offset = 0
         with self._root.fs.open_input_stream(self._root.path(f"{self._folder}/{name}")) as raw:
-            rest = b""
-            while block := raw.read(1 << 20):
-                *whole, rest = (rest + block).split(b"\n")
-                for line in whole:
-                    yield offset, line
-                    offset += len(line) + 1
+            for line in io.BufferedReader(raw, 1 << 20):
+                try:
+                    row = json.loads(line)
+                    key, answer = bytes.fromhex(row["key"]), Answer(**row["answer"])
+                    self._place[key] = (name, offset, len(line))
+                    self._spent[row["owner"]].add(answer)
+                except (ValueError, KeyError, TypeError):
+                    pass  # torn by a kill
+                offset += len(line)
 
     def spent(self) -> Spent:
         """What this journal's owner has paid for, in all its runs."""
@@ -92,31 +83,34 @@ class Journal:
 
     def get(self, key: bytes) -> Answer | None:
         """The answer to a request, if there has been one."""
-        for held, answer in self._segment:
-            if held == key:
-                return answer
         if key not in self._place:
             return None
         name, offset, length = self._place[key]
-        path = self._root.path(f"{self._folder}/{name}")
-        with self._root.fs.open_input_file(path) as file:
-            file.seek(offset)
-            return Answer(**json.loads(file.read(length))["answer"])
+        if self._segment and name == self._segment_name:
+            line = bytes(self._segment[offset : offset + length])
+        else:
+            path = self._root.path(f"{self._folder}/{name}")
+            with self._root.fs.open_input_file(path) as file:
+                file.seek(offset)
+                line = file.read(length)
+        return Answer(**json.loads(line)["answer"])
 
     def add(self, key: bytes, answer: Answer) -> None:
         """Keeps an answer. Locally it is on its way to the disk when this returns."""
         self._spent[self._owner].add(answer)
+        row = {"key": key.hex(), "owner": self._owner, "answer": asdict(answer)}
+        line = json.dumps(row).encode() + b"\n"
         if not self._root.is_local:
             self._segment_since = self._segment_since if self._segment else time.monotonic()
-            self._segment.append((key, answer))
+            self._place[key] = (self._segment_name, len(self._segment), len(line))
+            self._segment += line
             self.flush(SECONDS_IN_SEGMENT)
             return
+        name = f"{self._name}.jsonl"
         if self._file is None:
-            name = f"{self._folder}/{self._name}.jsonl"
-            self._root.write(name, b"")  # makes the folder, with errors for people
-            self._file = open(self._root.path(name), "ab")  # noqa: SIM115 - kept open
-        line = self._line(key, answer)
-        self._place[key] = (f"{self._name}.jsonl", self._file.tell(), len(line) - 1)
+            self._root.write(f"{self._folder}/{name}", b"")  # makes the folder, errors for people
+            self._file = open(self._root.path(f"{self._folder}/{name}"), "ab")  # noqa: SIM115
+        self._place[key] = (name, self._file.tell(), len(line))
         try:
             self._file.write(line)
             self._file.flush()
@@ -125,18 +119,11 @@ class Journal:
 
     def flush(self, older_than: float = 0.0) -> None:
         """Writes what is held for an object store, if it has been held that many seconds."""
-        if not self._segment or time.monotonic() - self._segment_since < older_than:
-            return
-        name = f"{self._name}-{self._num_segments:06d}.jsonl"
-        lines = [self._line(key, answer) for key, answer in self._segment]
-        self._root.write(f"{self._folder}/{name}", b"".join(lines))
-        offset = 0
-        for (key, _), line in zip(self._segment, lines, strict=True):
-            self._place[key] = (name, offset, len(line) - 1)
-            offset += len(line)
-        self._segment.clear()
-        self._num_segments += 1
+        if self._segment and time.monotonic() - self._segment_since >= older_than:
+            self._root.write(f"{self._folder}/{self._segment_name}", bytes(self._segment))
+            self._segment.clear()
+            self._num_segments += 1
 
-    def _line(self, key: bytes, answer: Answer) -> bytes:
-        row = {"key": key.hex(), "owner": self._owner, "answer": asdict(answer)}
-        return json.dumps(row).encode() + b"\n"
+    @property
+    def _segment_name(self) -> str:
+        return f"{self._name}-{self._num_segments:06d}.jsonl"

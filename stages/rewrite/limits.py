@@ -1,5 +1,6 @@
 """What may be sent, and when: rates per minute, pauses that the endpoint asks for, the budget."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -8,13 +9,13 @@ from dataclasses import dataclass
 from stages.errors import UserError
 from stages.rewrite.chat import Answer
 from stages.rewrite.journal import Spent
-from stages.rewrite.settings import Rewriting
+from stages.rewrite.rewriting import Rewriting
 
 # Requests keep this much below the limits: two that leave a second apart may arrive closer
 MARGIN = 0.98
 
 
-@dataclass
+@dataclass(eq=False)
 class Grant:
     """What was taken of a limit, and when."""
 
@@ -29,7 +30,7 @@ class Pacer:
     may be larger than those before it. Memory: one entry for each.
     """
 
-    def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, per_minute: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_minute = per_minute
         self._clock = clock
         self._free_at = 0.0
@@ -67,21 +68,8 @@ class Pacer:
         return 60 * cost / (MARGIN * self._per_minute)
 
 
-@dataclass(eq=False)
-class Taken:
-    """A request on its way: what it may cost at most."""
-
-    prompt_tokens: int
-    answer_tokens: int
-    grant: Grant | None = None
-
-
 class Limits:
-    """All limits of one stage; asked before every request.
-
-    Raises:
-        UserError: one request may need more tokens than tokens_per_minute allows.
-    """
+    """All limits of one stage; asked before every request."""
 
     def __init__(
         self, settings: Rewriting, spent: Spent, clock: Callable[[], float] = time.monotonic
@@ -89,58 +77,49 @@ class Limits:
         self._settings = settings
         self._spent = spent
         self._clock = clock
-        self._reserved: list[Taken] = []
+        self._in_flight: list[Grant] = []
         self._paused_until = 0.0
-        self._requests = self._tokens = None
-        if settings.requests_per_minute is not None:
-            self._requests = Pacer(settings.requests_per_minute, clock)
-        if settings.tokens_per_minute is not None:
-            self._tokens = Pacer(settings.tokens_per_minute, clock)
+        self._requests = Pacer(settings.requests_per_minute or math.inf, clock)
+        self._tokens = Pacer(settings.tokens_per_minute or math.inf, clock)
 
     def pause(self, seconds: float) -> None:
         """Nothing is sent for so long."""
         self._paused_until = max(self._paused_until, self._clock() + seconds)
 
     def wait(self, prompt_tokens: int) -> float:
-        """Seconds until a request may go; not positive when it may go now."""
-        delay = self._paused_until - self._clock()
-        if self._requests is not None:
-            delay = max(delay, self._requests.wait(1))
-        if self._tokens is not None:
-            cost = prompt_tokens + self._settings.max_answer_tokens
-            if cost > (self._settings.tokens_per_minute or 0):
-                raise UserError(
-                    f"rewriting.tokens_per_minute {self._settings.tokens_per_minute} is less than "
-                    f"one request may need (about {cost} tokens); raise it, or lower "
-                    "max_answer_tokens"
-                )
-            delay = max(delay, self._tokens.wait(cost))
-        return delay
+        """Seconds until a request may go; not positive when it may go now.
 
-    def take(self, prompt_tokens: int) -> "Taken":
-        """Grants a request; hand what is returned to `settle` when it is over."""
-        taken = Taken(prompt_tokens, self._settings.max_answer_tokens)
-        self._reserved.append(taken)
-        if self._requests is not None:
-            self._requests.take(1)
-        if self._tokens is not None:
-            taken.grant = self._tokens.take(taken.prompt_tokens + taken.answer_tokens)
-        return taken
+        Raises:
+            UserError: it may need more tokens than tokens_per_minute allows.
+        """
+        cost = prompt_tokens + self._settings.max_answer_tokens
+        if cost > (self._settings.tokens_per_minute or math.inf):
+            raise UserError(
+                f"rewriting.tokens_per_minute {self._settings.tokens_per_minute} is less than "
+                f"one request may need (about {cost} tokens); raise it, or lower "
+                "max_answer_tokens"
+            )
+        pause = self._paused_until - self._clock()
+        return max(pause, self._requests.wait(1), self._tokens.wait(cost))
 
-    def settle(self, taken: "Taken", answer: Answer | None) -> None:
+    def take(self, prompt_tokens: int) -> Grant:
+        """Grants a request and its tokens; hand what is returned to `settle` when it is over."""
+        self._requests.take(1)
+        self._in_flight.append(self._tokens.take(prompt_tokens + self._settings.max_answer_tokens))
+        return self._in_flight[-1]
+
+    def settle(self, grant: Grant, answer: Answer | None) -> None:
         """Ends a request: what it did not use is free again."""
-        self._reserved.remove(taken)
+        self._in_flight.remove(grant)
         used = 0 if answer is None else answer.prompt_tokens + answer.answer_tokens
-        if self._tokens is not None and taken.grant is not None:
-            unused = taken.prompt_tokens + taken.answer_tokens - used
-            self._tokens.give_back(taken.grant, unused)
+        self._tokens.give_back(grant, grant.cost - used)
 
     def exceeded(self, prompt_tokens: int) -> str | None:
         """The budget setting that one more request could exceed, requests in flight included."""
-        budget = self._settings.budget
-        pending = [*self._reserved, Taken(prompt_tokens, self._settings.max_answer_tokens)]
-        prompt = self._spent.prompt_tokens + sum(one.prompt_tokens for one in pending)
-        answer = self._spent.answer_tokens + sum(one.answer_tokens for one in pending)
+        budget, most_answer = self._settings.budget, self._settings.max_answer_tokens
+        pending = [prompt_tokens, *(grant.cost - most_answer for grant in self._in_flight)]
+        prompt = self._spent.prompt_tokens + sum(pending)
+        answer = self._spent.answer_tokens + len(pending) * most_answer
         requests = self._spent.requests + len(pending)
         if budget.max_requests is not None and requests > budget.max_requests:
             return "max_requests"
@@ -158,7 +137,7 @@ class Limits:
         cost = self._cost(spent.prompt_tokens, spent.answer_tokens)
         return text if cost is None else f"{text}, cost {cost:,.4f}"
 
-    def _cost(self, prompt_tokens: int, answer_tokens: int) -> float | None:
+    def _cost(self, prompt_tokens: float, answer_tokens: float) -> float | None:
         budget = self._settings.budget
         prices = budget.price_per_million_prompt_tokens, budget.price_per_million_answer_tokens
         if prices[0] is None or prices[1] is None:

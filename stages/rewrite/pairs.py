@@ -1,25 +1,121 @@
-"""Your own rewrites: a table's rows joined to the sentences, by text or by id.
+"""Rewrites of your own: a table's rows joined to the sentences, by text or by id.
 
-The join streams: memory holds 16 bytes per sentence of the corpus (its digest and its row) and up
-to MEMORY_BYTES of joined rows; more are laid aside on disk, by shard.
+The join streams: memory holds 16 bytes per sentence of the corpus (its digest and its row). What is
+joined waits in a temporary database, whose few megabytes of cache go to disk when they are full.
 """
 
 import hashlib
-import json
-import tempfile
+import sqlite3
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from pydantic import Field, model_validator
 
+from stages.contract import Work
 from stages.errors import UserError
+from stages.fields import InputPath
+from stages.rewrite.base import RewriteSource
 from stages.rewrite.rewrites import Rewrite
-from stages.rewrite.settings import Pairs
+from stages.rewrite.stage import Rewrites
 from stages.sentences.build import clean_text
+from stages.sentences.settings import SourceKind
 from stages.sentences.sources import Reject, Table, read_table
 
-MEMORY_BYTES = 256 << 20
+if TYPE_CHECKING:
+    from stages.planning import Graph
+    from stages.rewrite.settings import PerturbSettings
+
 MAX_UNKNOWN_KEPT = 1000
+
+
+class Pairs(RewriteSource):
+    """Rewrites from a file of yours: a sentence (or its id) and a rewrite in each row."""
+
+    path: InputPath = Field(
+        description="A table file, or a folder whose files are read in name order."
+    )
+    source: SourceKind | None = Field(None, description="Kind of file; null: told from its suffix.")
+    invalid_utf8: Literal["error", "reject"] = Field(
+        "error",
+        description="What to do with lines that are not UTF-8: stop, or drop and count them.",
+    )
+    sentence_column: str | None = Field(
+        "sentence1", description="Column of the sentence; pairs are joined by its text."
+    )
+    id_column: str | None = Field(
+        None,
+        description="Column of the sentence's id in the artifact `sentences`, to join by that "
+        "instead.",
+    )
+    rewrite_column: str = Field("sentence2", description="Column of the rewrite.")
+    negative_column: str | None = Field(
+        None, description="Column of the hard negative, if there is one."
+    )
+    unknown: Literal["error", "reject"] = Field(
+        "error",
+        description="What to do with rows whose sentence is not in the corpus: stop, or drop and "
+        "count.",
+    )
+
+    @model_validator(mode="after")
+    def _one_key(self) -> "Pairs":
+        if (self.sentence_column is None) == (self.id_column is None):
+            raise ValueError("set either sentence_column or id_column, and the other to null")
+        return self
+
+    @property
+    def gives_negatives(self) -> bool:
+        return self.negative_column is not None
+
+    def plan(self, graph: "Graph", whole: "PerturbSettings", where: str) -> None:
+        stage = JoinedPairs(whole, where, self, graph.recipe.sentences.unicode)
+        graph.add(f"perturb:{whole.name}", stage, ["sentences"], whole.name)
+
+    def table(self, setting: str) -> Table:
+        """The columns to read: key, rewrite and, if there are any, negative."""
+        key = self.sentence_column or self.id_column or ""
+        negative = (self.negative_column,) if self.negative_column else ()
+        return Table(
+            self.path,
+            (key, self.rewrite_column, *negative),
+            self.source,
+            self.invalid_utf8,
+            setting,
+            numbers=(self.id_column,) if self.id_column else (),
+            optional=negative,
+        )
+
+
+@dataclass(frozen=True)
+class JoinedPairs(Rewrites):
+    """Joins a file to the sentences, all shards in one go.
+
+    unicode: normal form of the sentences; keys and rewrites are cleaned alike.
+    """
+
+    pairs: Pairs
+    unicode: str
+
+    def check(self) -> None:
+        super().check()
+        next(read_table(self.pairs.table(f"{self.where}.pairs")), None)
+
+    def make(self, work: Work, loaded: Any) -> None:
+        from stages.sentences.stage import read_texts
+
+        sentences = work.input("sentences")
+        texts = (read_texts(sentences, number) for number in sentences.shard_numbers)
+        pairs = PairFile(self.pairs, texts, self.unicode, f"{self.where}.pairs")
+        for number, rewrites in enumerate(pairs.shards()):
+            work.put_shard(number, self.kept(read_texts(sentences, number), rewrites))
+        if pairs.num_unknown:
+            left_out = f"{pairs.num_unknown:,} rows of {self.pairs.path} were left out"
+            work.say(left_out, important=True)
+        self.publish(work, pairs.unknown, {"rows_left_out": pairs.num_unknown})
 
 
 class PairFile:
@@ -38,7 +134,7 @@ class PairFile:
     def __init__(
         self, settings: Pairs, shard_texts: Iterator[Sequence[str]], form: str, setting: str
     ) -> None:
-        self.settings = settings
+        self._settings = settings
         self.unknown: list[dict[str, str]] = []
         self.num_unknown = 0
         self._setting = setting
@@ -56,50 +152,46 @@ class PairFile:
 
     def shards(self) -> Iterator[list[Rewrite]]:
         """The rewrites of every shard, in shard order."""
-        with tempfile.TemporaryDirectory(prefix="sentray-pairs-") as folder:
-            num_joined = self._join(Path(folder))
-            if not num_joined:
+        with closing(sqlite3.connect("")) as database:  # a temporary file, if it grows
+            database.execute("CREATE TABLE joined (row INTEGER, text TEXT, negative TEXT)")
+            database.executemany("INSERT INTO joined VALUES (?, ?, ?)", self._joined())
+            database.execute("CREATE INDEX rows ON joined (row)")
+            if database.execute("SELECT 1 FROM joined").fetchone() is None:
                 raise UserError(
                     f"{self._setting}: none of the {self.num_unknown:,} pairs in "
-                    f"{self.settings.path} belongs to a sentence of the corpus; check "
-                    f"{'sentence_column' if self.settings.id_column is None else 'id_column'}"
+                    f"{self._settings.path} belongs to a sentence of the corpus; check "
+                    f"{'sentence_column' if self._settings.id_column is None else 'id_column'}"
                 )
-            for number in range(len(self._starts) - 1):
-                file = Path(folder) / str(number)
-                lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-                yield [Rewrite(*json.loads(line)) for line in lines]
+            of_shard = (
+                "SELECT row - :start, text, negative FROM joined "
+                "WHERE row >= :start AND row < :end ORDER BY row, rowid"
+            )
+            for start, end in pairwise(self._starts):
+                found = database.execute(of_shard, {"start": start, "end": end})
+                yield [Rewrite(*one) for one in found]
 
-    def _join(self, folder: Path) -> int:
-        held: dict[int, list[str]] = {}
-        held_bytes = num_joined = 0
-        for key, text, negative in self._pairs():
-            row = self._row_of(key)
-            if row is None:
-                self._is_unknown(key, text)
-                continue
-            shard = int(np.searchsorted(self._starts, row, side="right")) - 1
-            place = row - self._starts[shard]
-            line = json.dumps([place, text, negative or None])  # ASCII: no line breaks inside
-            held.setdefault(shard, []).append(line)
-            num_joined += 1
-            held_bytes += len(line) + 60
-            if held_bytes > MEMORY_BYTES:
-                _lay_aside(folder, held)
-                held_bytes = 0
-        _lay_aside(folder, held)
-        return num_joined
-
-    def _pairs(self) -> Iterator[tuple[str, str, str]]:
-        """Cleaned key, rewrite and negative ("" without one) of every row that has them."""
-        for cells in read_table(pair_table(self.settings, self._setting)):
+    def _joined(self) -> Iterator[tuple[int, str, str | None]]:
+        """Row, rewrite and negative of every pair whose sentence is known."""
+        for cells in read_table(self._settings.table(self._setting)):
             if isinstance(cells, Reject):
                 self._keep_unknown(cells.reason, cells.text)
                 continue
-            key, text, *rest = (clean_text(cell, self._form) for cell in cells)
-            yield key, text, rest[0] if rest else ""
+            key, text, *negative = (clean_text(cell, self._form) for cell in cells)
+            row = self._row_of(key)
+            if row is not None:
+                yield row, text, "".join(negative) or None
+            elif self._settings.unknown == "reject":
+                self._keep_unknown("unknown_sentence", f"{key} -> {text}")
+            else:
+                what = "id" if self._settings.id_column else "sentence"
+                raise UserError(
+                    f"{self._setting}: {self._settings.path} has a pair whose {what} is not in the "
+                    f"corpus: '{key[:80]}'. It may have been left out by sentences.limit, "
+                    "min_chars or max_chars; to leave such pairs out, set `unknown: reject` there."
+                )
 
     def _row_of(self, key: str) -> int | None:
-        if self.settings.id_column is not None:
+        if self._settings.id_column is not None:
             known = key.isdecimal() and int(key) < self._starts[-1]
             return int(key) if known else None
         digest = _digest(key)
@@ -108,44 +200,12 @@ class PairFile:
             return None
         return int(self._rows[place])
 
-    def _is_unknown(self, key: str, text: str) -> None:
-        if self.settings.unknown == "error":
-            what = "id" if self.settings.id_column else "sentence"
-            raise UserError(
-                f"{self._setting}: {self.settings.path} has a pair whose {what} is not in the "
-                f"corpus: '{key[:80]}'. It may have been left out by sentences.limit, min_chars or "
-                "max_chars; to leave such pairs out, set `unknown: reject` there."
-            )
-        self._keep_unknown("unknown_sentence", f"{key} -> {text}")
-
     def _keep_unknown(self, reason: str, text: str) -> None:
         self.num_unknown += 1
         if len(self.unknown) < MAX_UNKNOWN_KEPT:
             self.unknown.append({"reason": reason, "text": text[:2000]})
 
 
-def pair_table(settings: Pairs, setting: str) -> Table:
-    """The columns to read: key, rewrite and, if there are any, negative."""
-    key = settings.sentence_column or settings.id_column or ""
-    negative = (settings.negative_column,) if settings.negative_column else ()
-    return Table(
-        settings.path,
-        (key, settings.rewrite_column, *negative),
-        settings.source,
-        settings.invalid_utf8,
-        setting,
-        numbers=(settings.id_column,) if settings.id_column else (),
-        optional=negative,
-    )
-
-
 def _digest(text: str) -> int:
     # 8 bytes: two of 10 million sentences are mistaken for each other once in 370,000 corpora
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
-
-
-def _lay_aside(folder: Path, held: dict[int, list[str]]) -> None:
-    for shard, lines in held.items():
-        with (folder / str(shard)).open("a", encoding="utf-8") as file:
-            file.writelines(line + "\n" for line in lines)
-    held.clear()

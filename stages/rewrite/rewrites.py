@@ -11,21 +11,30 @@ Every sentence of the shard is in one of the two tables at least.
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
-from stages.rewrite.filters import Filter
+from stages.rewrite.filters import Filters
 from stages.sentences.build import parquet_bytes
 
 
 @dataclass(frozen=True)
-class Rewrite:
-    """One source's answer for one sentence: a rewrite, or the reason why there is none.
+class Outcome:
+    """What became of one sentence: a rewrite (and maybe a negative), or the reason why not.
 
-    row: place of the sentence in its shard. text: the rewrite; with a reason, what was given.
+    text: the rewrite; with a reason, what was given.
     """
+
+    text: str
+    negative: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """An outcome with the place of its sentence in the shard (`row`)."""
 
     row: int
     text: str
@@ -38,49 +47,47 @@ REJECTS = pa.schema([("row", pa.int32()), ("reason", pa.string()), ("text", pa.s
 
 
 def shard_files(
-    sentences: Sequence[str], rewrites: Iterable[Rewrite], judge: Filter
+    sentences: Sequence[str], rewrites: Iterable[Rewrite], filters: Filters
 ) -> dict[str, bytes]:
     """Filters the rewrites of one shard and lays them out.
 
     A negative is checked on its own, and dropped from its rewrite where it fails.
     """
     kept: list[Rewrite] = []
-    rejected: list[dict[str, Any]] = []
+    rejected: list[Rewrite] = []
     seen: set[tuple[int, str]] = set()
-
-    def reject(row: int, reason: str, text: str) -> None:
-        rejected.append({"row": row, "reason": reason, "text": text})
-
     for one in sorted(map(_storable, rewrites), key=lambda rewrite: rewrite.row):
-        reason = one.reason or judge(sentences[one.row], one.text)
+        reason = one.reason or filters.fault(sentences[one.row], one.text)
         if reason is None and (one.row, one.text) in seen:
             reason = "duplicate"
         if reason is not None:
-            reject(one.row, reason, one.text)
+            rejected.append(replace(one, reason=reason))
             continue
         seen.add((one.row, one.text))
         negative = one.negative
-        if negative is not None and (fault := judge(sentences[one.row], negative)):
-            reject(one.row, f"negative_{fault}", negative)
+        if negative is not None and (fault := filters.fault(sentences[one.row], negative)):
+            rejected.append(Rewrite(one.row, negative, reason=f"negative_{fault}"))
             negative = None
-        kept.append(Rewrite(one.row, one.text, negative))
-    named = {one.row for one in kept} | {one["row"] for one in rejected}
-    for row in range(len(sentences)):
-        if row not in named:
-            reject(row, "no_rewrite", "")
+        kept.append(replace(one, negative=negative))
+    named = {one.row for one in [*kept, *rejected]}
+    rejected += [
+        Rewrite(row, "", reason="no_rewrite") for row in range(len(sentences)) if row not in named
+    ]
     stats = {
         "rewrites": len(kept),
         "negatives": sum(one.negative is not None for one in kept),
         "sentences_with_rewrite": len({one.row for one in kept}),
-        "rejected": dict(Counter(one["reason"] for one in rejected)),
+        "rejected": dict(Counter(one.reason for one in rejected)),
     }
-    rows = [{"row": one.row, "text": one.text, "negative": one.negative} for one in kept]
-    rejected.sort(key=lambda one: one["row"])
     return {
-        "rewrites.parquet": parquet_bytes(pa.Table.from_pylist(rows, REWRITES)),
-        "rejects.parquet": parquet_bytes(pa.Table.from_pylist(rejected, REJECTS)),
+        "rewrites.parquet": _table(kept, REWRITES),
+        "rejects.parquet": _table(sorted(rejected, key=lambda one: one.row), REJECTS),
         "stats.json": json.dumps(stats).encode(),
     }
+
+
+def _table(rows: list[Rewrite], schema: pa.Schema) -> bytes:
+    return parquet_bytes(pa.Table.from_pylist([asdict(one) for one in rows], schema))
 
 
 def _storable(one: Rewrite) -> Rewrite:

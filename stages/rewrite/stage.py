@@ -1,8 +1,4 @@
-"""What every source of rewrites has in common: the node that publishes what the filters keep.
-
-Units of commit are smaller than a shard: translations are laid down a few hundred sentences at a
-time, and every answer of a chat model goes to the journal, which all recipes of a storage share.
-"""
+"""What every source of rewrites has in common: the node that publishes what the filters keep."""
 
 import json
 import tempfile
@@ -11,14 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from stages.contract import Known, Opened, Shard, Stage, Work
 from stages.errors import UserError
-from stages.planning import Graph
+from stages.rewrite.rewrites import Rewrite, added, shard_files
 from stages.samples import table_rows
-from stages.sentences.stage import read_texts
+from stages.sentences.build import parquet_bytes
 
-if TYPE_CHECKING:
-    from stages.rewrite.rewrites import Rewrite
+if TYPE_CHECKING:  # sources import this, the recipe imports them, and the graph imports the recipe
+    from stages.planning import Graph
     from stages.rewrite.settings import PerturbSettings
 
 # of one sentence: enough to see how much they differ
@@ -39,21 +38,15 @@ class Rewrites(Stage):
     def identity(self, inputs: Mapping[str, Known]) -> dict[str, Any]:
         whole = self.settings.identity(self.where)
         whole.pop("name")
-        whole.pop("backtranslation")  # its translations are an input
         return {f"perturb.{key}": value for key, value in whole.items() if value is not None}
 
     def check(self) -> None:
-        from stages.rewrite.filters import check_filter_packages
+        self.settings.filters.check_packages(f"{self.where}.filters")
 
-        check_filter_packages(self.settings.filters, f"{self.where}.filters")
-
-    def kept(self, texts: list[str], rewrites: "Iterable[Rewrite]") -> Shard:
+    def kept(self, texts: list[str], rewrites: Iterable[Rewrite]) -> Shard:
         """One shard: what the filters keep of the rewrites of its sentences."""
-        from stages.rewrite.filters import QualityFilter
-        from stages.rewrite.rewrites import shard_files
-
-        files = shard_files(texts, rewrites, QualityFilter(self.settings.filters))
-        return Shard(files, len(texts))
+        self.settings.filters.check_packages("filtering rewrites")
+        return Shard(shard_files(texts, rewrites, self.settings.filters), len(texts))
 
     def publish(
         self,
@@ -70,11 +63,6 @@ class Rewrites(Stage):
         Raises:
             UserError: not one rewrite was kept, or a shard is missing.
         """
-        import pyarrow as pa
-
-        from stages.rewrite.rewrites import added
-        from stages.sentences.build import parquet_bytes
-
         stats = added(json.loads(raw) for raw in work.read_shard_file("stats.json"))
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in stats["rejected"].items())
         if not stats["rewrites"]:
@@ -99,7 +87,7 @@ class Rewrites(Stage):
         cls, artifact: Opened, open_input: Callable[[str], Opened], num_rows: int
     ) -> list[str]:
         """Sentences with the rewrites below them, and what was rejected, from the first shard."""
-        import pyarrow.parquet as pq
+        from stages.sentences.stage import read_texts
 
         first = artifact.shard_numbers[0]
         texts = read_texts(open_input("sentences"), first)
@@ -121,6 +109,6 @@ class Rewrites(Stage):
         return lines
 
 
-def plan(graph: Graph) -> None:
+def plan(graph: "Graph") -> None:
     for number, whole in enumerate(graph.recipe.perturb):
         whole.source.plan(graph, whole, f"perturb[{number}]")

@@ -17,22 +17,24 @@ a prefix. Models that take language codes (mBART, M2M100, NLLB) are refused.
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from transformers import GenerationConfig
 
 from stages.encoder.model import DTYPES, pick_device
 from stages.encoder.settings import ModelSettings, num_positions
 from stages.encoder.tokenizer import pad, token_budget_batches
 from stages.errors import UserError
-from stages.rewrite.settings import (
+from stages.rewrite.back_translation import (
     BackTranslation,
     TranslationModel,
-    check_translation_packages,
+    check_translation_model,
 )
+from stages.rewrite.rewrites import Outcome
 from stages.rewrite.translation_model import (
     check_prefix,
     convert,
@@ -43,18 +45,6 @@ from stages.rewrite.translation_model import (
 
 # A batch of sources, and how many tokens their translations may have.
 Batch = tuple[list[list[int]], int]
-
-
-@dataclass(frozen=True)
-class Translation:
-    """A translation, or the reason why there is none to use.
-
-    reason: too_long_to_translate (the text is empty), or endless_translation (the text is what
-    there was at the limit).
-    """
-
-    text: str
-    reason: str | None = None
 
 
 class Translator:
@@ -68,52 +58,51 @@ class Translator:
     def __init__(self, model: TranslationModel, settings: BackTranslation) -> None:
         self._settings, self._prefix = settings, model.prefix
         config = load_config(model)
-        positions = num_positions(config.to_dict())
+        positions = self._max_tokens = num_positions(config.to_dict())
         if positions is not None and settings.max_length > positions:
             raise UserError(
                 f"max_length={settings.max_length} is more than the {positions} positions of model "
                 f"'{model.model}'; lower max_length"
             )
-        self._max_tokens = positions
-        check_translation_packages(model.model, settings.engine, config.model_type)
-        self._tokenizer = load_translation_tokenizer(model, config)
+        check_translation_model(model, settings.engine, config.model_type)
+        self._tokenizer = load_translation_tokenizer(model)
         check_prefix(model, config, self._tokenizer)
         engine = _CTranslate2 if settings.engine == "ctranslate2" else _Transformers
         self._engine = engine(model, settings, self._tokenizer)
 
-    def __call__(self, texts: Sequence[str], seed: Sequence[int]) -> list[Translation]:
+    def __call__(self, texts: Sequence[str], seed: Sequence[int]) -> list[Outcome]:
         """One translation for each text, in order; a blank text gives an empty one.
+
+        Reasons: too_long_to_translate (its text is empty), or endless_translation (its text is what
+        there was at the limit).
 
         Args:
             seed: decides the draws, where there are any: the same texts and seed give the same
                 translations on the same machine, whatever was translated before.
         """
-        settings = self._settings
-        out = [Translation("") for _ in texts]
-        todo = [place for place, text in enumerate(texts) if text.strip()]
-        rows = (
-            self._tokenizer([self._prefix + texts[place] for place in todo]).input_ids
-            if todo
-            else []
-        )
-        for place, row in zip(todo, rows, strict=True):
-            if len(row) > settings.max_length:
-                out[place] = Translation("", "too_long_to_translate")
-        kept = [i for i, row in enumerate(rows) if len(row) <= settings.max_length]
-        lengths = np.array([len(rows[i]) for i in kept], np.int64)
-        groups = [
-            [kept[i] for i in g] for g in token_budget_batches(lengths, settings.tokens_per_batch)
-        ]
+        out = [Outcome("") for _ in texts]
+        places = [place for place, text in enumerate(texts) if text.strip()]
+        if not places:
+            return out
+        tokenized = self._tokenizer([self._prefix + texts[place] for place in places]).input_ids
+        rows = dict(zip(places, tokenized, strict=True))
+        for place in [place for place in places if len(rows[place]) > self._settings.max_length]:
+            out[place] = Outcome("", reason="too_long_to_translate")
+            del rows[place]
+        kept, most = list(rows), self._settings.tokens_per_batch
+        lengths = np.array([len(rows[place]) for place in kept], np.int64)
+        groups = [[kept[i] for i in group] for group in token_budget_batches(lengths, most)]
         # longest first: the first row's limit holds for its batch
-        batches = [([rows[i] for i in group], self._limit(rows[group[0]])) for group in groups]
+        batches = [
+            ([rows[place] for place in group], self._limit(rows[group[0]])) for group in groups
+        ]
         entropy = int(np.random.SeedSequence(list(seed)).generate_state(1)[0])
         for group, found in zip(groups, self._engine(batches, entropy), strict=True):
-            limits = [self._limit(rows[i]) for i in group]
-            cut = [ids[:limit] for ids, limit in zip(found, limits, strict=True)]
+            cut = [ids[: self._limit(rows[place])] for place, ids in zip(group, found, strict=True)]
             decoded = self._tokenizer.batch_decode(cut, skip_special_tokens=True)
-            for i, ids, text in zip(group, cut, decoded, strict=True):
+            for place, ids, text in zip(group, cut, decoded, strict=True):
                 ended = ids[-1] == self._tokenizer.eos_token_id
-                out[todo[i]] = Translation(text, None if ended else "endless_translation")
+                out[place] = Outcome(text, reason=None if ended else "endless_translation")
         return out
 
     def _limit(self, row: list[int]) -> int:
@@ -129,26 +118,23 @@ class _CTranslate2:
         import ctranslate2
 
         self._settings, self._tokenizer = settings, tokenizer
-        self._device = pick_device(settings.device).type
-        if settings.precision not in ctranslate2.get_supported_compute_types(self._device):
+        device = pick_device(settings.device).type
+        if settings.precision not in ctranslate2.get_supported_compute_types(device):
             raise UserError(
                 f"precision {settings.precision}: ctranslate2 has no such arithmetic on this "
-                f"{self._device}; set precision: float32"
+                f"{device}; set precision: float32"
             )
         self._folder = tempfile.TemporaryDirectory(prefix="sentray-ctranslate2-")
         self._suppressed = convert(model, tokenizer, Path(self._folder.name), settings.precision)
-        self._model = self._load()
-
-    def _load(self) -> Any:
-        import ctranslate2
-
-        return ctranslate2.Translator(
+        self._load = partial(
+            ctranslate2.Translator,
             f"{self._folder.name}/converted",
-            device=self._device,
-            compute_type=self._settings.precision,
+            device=device,
+            compute_type=settings.precision,
             inter_threads=1,
             intra_threads=torch.get_num_threads(),
         )
+        self._model = self._load()
 
     def __call__(self, batches: Sequence[Batch], seed: int) -> list[list[list[int]]]:
         """Token ids of the translations, in the order of the batches."""
@@ -187,8 +173,6 @@ class _Transformers:
     """Runs the model with transformers' own `generate`."""
 
     def __init__(self, model: ModelSettings, settings: BackTranslation, tokenizer: Any) -> None:
-        from transformers import GenerationConfig
-
         self._model = load_translation_model(model).to(pick_device(settings.device))
         self._model.to(DTYPES[settings.precision])
         self._pad_id = tokenizer.pad_token_id

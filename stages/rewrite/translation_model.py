@@ -3,18 +3,18 @@
 from pathlib import Path
 from typing import Any
 
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer
+
 from stages.encoder.model import load_pretrained
 from stages.encoder.settings import ModelSettings, model_folder
 from stages.encoder.tokenizer import readable_errors
 from stages.errors import UserError
-from stages.rewrite.settings import TranslationModel, check_translation_folder
+from stages.rewrite.back_translation import TranslationModel
 
 OTHER_ENGINE = "set engine: transformers"
 
 
 def load_config(model: ModelSettings) -> Any:
-    from transformers import AutoConfig
-
     config = _auto(AutoConfig, model)
     if not config.is_encoder_decoder:
         raise UserError(
@@ -24,11 +24,7 @@ def load_config(model: ModelSettings) -> Any:
     return config
 
 
-def load_translation_tokenizer(model: ModelSettings, config: Any) -> Any:
-    from transformers import AutoTokenizer
-
-    folder = model_folder(model.model)
-    check_translation_folder(model.model, folder, config.model_type)
+def load_translation_tokenizer(model: ModelSettings) -> Any:
     tokenizer = _auto(AutoTokenizer, model)
     if not any(token.strip("▁Ġ").isalpha() for token in tokenizer.get_vocab()):
         # transformers then makes up a vocabulary of special tokens
@@ -58,8 +54,6 @@ def check_prefix(model: TranslationModel, config: Any, tokenizer: Any) -> None:
 
 
 def load_translation_model(model: ModelSettings) -> Any:
-    from transformers import AutoModelForSeq2SeqLM
-
     return load_pretrained(AutoModelForSeq2SeqLM, model).eval()
 
 

@@ -13,13 +13,12 @@ from typing import Any
 
 from stages.contract import Work
 from stages.errors import UserError
-from stages.rewrite.chat import Answer, Outcome, payload, read_answer
-from stages.rewrite.endpoint import Secret, filled, read_variables
+from stages.rewrite.chat import Answer, payload, read_answer
+from stages.rewrite.credentials import filled, read_variables
 from stages.rewrite.journal import Journal, request_key
-from stages.rewrite.settings import Rewriting
+from stages.rewrite.rewrites import Outcome
+from stages.rewrite.rewriting import Ref, Rewriting
 from stages.sentences.stage import read_texts
-
-Ref = tuple[int, int]  # shard, place
 
 
 def rewritten_offline(
@@ -52,9 +51,17 @@ def rewritten_offline(
         return
     import ray
 
+    def prompts(row: dict[str, Any]) -> list[dict[str, Any]]:
+        """A shard's places as a row each."""
+        texts = read_texts(work.input("sentences"), int(row["shard"]))
+        return [
+            {"shard": row["shard"], "place": place, "sentence": texts[place]}
+            for place in row["places"]
+        ]
+
     items = [{"shard": shard, "places": places} for shard, places in missing.items()]
-    prompts = ray.data.from_items(items, override_num_blocks=len(items)).flat_map(_Prompts(work))
-    for row in processor(settings)(prompts).iter_rows():
+    rows_sent = ray.data.from_items(items, override_num_blocks=len(items)).flat_map(prompts)
+    for row in processor(settings)(rows_sent).iter_rows():
         ref = int(row["shard"]), int(row["place"])
         if error := row.get("__inference_error__"):
             yield ref, Outcome("", reason=f"failed: {' '.join(str(error).split())[:200]}")
@@ -67,20 +74,6 @@ def rewritten_offline(
         yield ref, read_answer(settings, answer)
 
 
-class _Prompts:
-    """Shard and places to one row of messages each."""
-
-    def __init__(self, work: Work) -> None:
-        self._work = work
-
-    def __call__(self, row: dict[str, Any]) -> list[dict[str, Any]]:
-        texts = read_texts(self._work.input("sentences"), int(row["shard"]))
-        return [
-            {"shard": row["shard"], "place": place, "sentence": texts[place]}
-            for place in row["places"]
-        ]
-
-
 def processor(settings: Rewriting) -> Callable[[Any], Any]:
     """vLLM as a function of data sets with the column `sentence`, one engine for each GPU."""
     import ray
@@ -91,21 +84,20 @@ def processor(settings: Rewriting) -> Callable[[Any], Any]:
         raise UserError(
             "rewriting.engine vllm needs GPUs and this cluster has none; use an endpoint instead"
         )
-    variables = read_variables(settings)
     config = vLLMEngineProcessorConfig(
         model_source=settings.model,
-        engine_kwargs=filled(settings.engine_options, variables),
+        engine_kwargs=filled(settings.engine_options, read_variables(settings)),
         concurrency=max(1, gpus // int(settings.engine_options.get("tensor_parallel_size", 1))),
         should_continue_on_error=True,
     )
-    return build_processor(config, preprocess=Request(settings, variables))
+    return build_processor(config, preprocess=Request(settings))
 
 
 class Request:
     """A sentence's row as vLLM takes it."""
 
-    def __init__(self, settings: Rewriting, variables: dict[str, Secret] | None = None) -> None:
-        self._settings, self._variables = settings, variables or {}
+    def __init__(self, settings: Rewriting) -> None:
+        self._settings, self._variables = settings, read_variables(settings)
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         body = payload(self._settings, row["sentence"], [])

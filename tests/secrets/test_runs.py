@@ -2,6 +2,7 @@
 
 import pytest
 import yaml
+from pydantic import SecretStr
 
 from pipeline.recipe.read import load_recipe
 from stages.errors import UserError
@@ -9,9 +10,9 @@ from stages.files import Root
 from stages.recipe import Recipe
 from stages.rewrite.chat import payload
 from stages.rewrite.client import ChatClient
-from stages.rewrite.endpoint import Secret, read_variables
+from stages.rewrite.credentials import read_variables
 from stages.rewrite.journal import Journal, request_key
-from stages.rewrite.settings import Rewriting
+from stages.rewrite.rewriting import Rewriting
 from tests.support import REPOSITORY
 from tests.support.chat_server import ChatServer, Reply, rewrite_of
 from tests.support.recipes import setting
@@ -63,7 +64,7 @@ def test_a_secret_that_is_not_set_is_asked_for_when_it_is_needed(load, monkeypat
     settings = load().perturb[0].rewriting  # rewrites that are there need none
     with pytest.raises(UserError, match="GATEWAY_TOKEN is not set"):
         read_variables(settings)
-    assert SECRET not in repr(Secret(SECRET))
+    assert SECRET not in repr(SecretStr(SECRET))
 
 
 def test_a_card_shows_methods_and_nothing_of_this_machine(load, tmp_path, teacher_folder):

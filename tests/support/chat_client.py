@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import SecretStr
+
 from stages.files import Root
-from stages.rewrite.chat import Outcome
-from stages.rewrite.client import ChatClient, Patience
-from stages.rewrite.endpoint import Secret
+from stages.rewrite.client import ChatClient
+from stages.rewrite.failures import Patience
 from stages.rewrite.journal import Journal
-from stages.rewrite.settings import Rewriting
+from stages.rewrite.rewrites import Outcome
+from stages.rewrite.rewriting import Rewriting
 
 QUICK = Patience(first_seconds=0.005, most_seconds=0.05, busy_seconds=20.0)
 
@@ -23,7 +25,7 @@ def ask(
     server: Any,
     tmp_path: Path,
     sentences: Sequence[str],
-    key: Secret | None = None,
+    key: SecretStr | None = None,
     patience: Patience = QUICK,
     **settings: Any,
 ) -> dict[str, Outcome]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from stages.rewrite.settings import BackTranslation, TranslationModel
+from stages.rewrite.back_translation import BackTranslation, TranslationModel
 from stages.rewrite.translate import Translator
 
 

@@ -11,8 +11,8 @@ from email.utils import formatdate
 import pytest
 
 from stages.errors import UserError
-from stages.rewrite.chat import Outcome
-from stages.rewrite.client import Patience
+from stages.rewrite.failures import Patience
+from stages.rewrite.rewrites import Outcome
 from tests.support.chat_client import ask
 from tests.support.chat_server import Reply, rewrite_of
 
@@ -180,7 +180,7 @@ import sys
 from stages.files import Root
 from stages.rewrite.client import ChatClient
 from stages.rewrite.journal import Journal
-from stages.rewrite.settings import Rewriting
+from stages.rewrite.rewriting import Rewriting
 url, storage = sys.argv[1:]
 settings = Rewriting(model="m", key_variable=None, base_url=url, concurrency=16)
 client = ChatClient(settings, None, Journal(Root(storage), "answers", "me"), print)

@@ -10,10 +10,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from pydantic import SecretStr
 
 from stages.errors import UserError
 from stages.files import Root
-from stages.rewrite.endpoint import Secret, read_key
+from stages.rewrite.credentials import read_key
+from stages.rewrite.endpoint import Endpoint
 from stages.rewrite.journal import Journal
 from tests.support.chat_client import ask, settings_of
 from tests.support.chat_server import Reply, rewrite_of
@@ -102,7 +104,7 @@ def test_passwords_in_netrc_are_not_used(serve, tmp_path, monkeypatch):
     (tmp_path / "netrc").write_text("default login me password mine\n")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     server = serve(lambda sentence, nth, total: Reply(rewrite_of(sentence)))
-    ask(server, tmp_path, ["N 1"], Secret("sk-1"))
+    ask(server, tmp_path, ["N 1"], SecretStr("sk-1"))
     ask(server, tmp_path, ["N 2"])
     assert server.keys == ["Bearer sk-1", ""]
 
@@ -131,7 +133,8 @@ def test_keys_come_from_the_environment_and_are_not_shown(monkeypatch):
         read_key(settings)
     monkeypatch.setenv("SOME_KEY", "sk-1")
     assert "sk-1" not in f"{read_key(settings)!r} {read_key(settings)}"
-    assert Secret("sk-1").hide_in("key sk-1!") == "key ***!"
+    endpoint = Endpoint(settings, read_key(settings), {"TOKEN": SecretStr("abc")})
+    assert endpoint.hidden("key sk-1, abc!") == "key ***, ***!"
 
 
 def make_chat_model(folder):

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.rewrite.filters import QualityFilter, most_repeats
+from stages.rewrite.filters import Filters, most_repeats
 from stages.rewrite.rewrites import Rewrite, added, shard_files
-from stages.rewrite.settings import Filters
 from tests.support.models import make_sentences
 
 SOURCE = "The old woman reads a small red book under the tree."
@@ -33,26 +32,25 @@ SOURCE = "The old woman reads a small red book under the tree."
     ],
 )  # fmt: skip
 def test_every_filter_has_its_reason(rewrite, reason):
-    judge = QualityFilter(Filters(max_similarity=0.97, language="en"))
-    assert judge(SOURCE, rewrite) == reason
+    filters = Filters(max_similarity=0.97, language="en")
+    assert filters.fault(SOURCE, rewrite) == reason
 
 
 def test_filters_can_be_loosened():
-    loose = QualityFilter(
-        Filters(min_growth=0, max_growth=100, max_similarity=1, max_repeats=99, script=None)
-    )
+    loose = Filters(min_growth=0, max_growth=100, max_similarity=1, max_repeats=99, script=None)
     for rewrite in ("She.", SOURCE + "!", "book " * 40, "Старая женщина", "Die alte Frau liest."):
-        assert loose(SOURCE, rewrite) is None
-    assert loose(SOURCE, SOURCE.upper()) == "unchanged"
+        assert loose.fault(SOURCE, rewrite) is None
+    assert loose.fault(SOURCE, SOURCE.upper()) == "unchanged"
 
 
 def test_a_sentence_that_repeats_itself_may_be_rewritten_so():
-    judge = QualityFilter(Filters())
-    assert judge("no no no no no, he said to her", "no no no no no, was his reply") is None
+    assert (
+        Filters().fault("no no no no no, he said to her", "no no no no no, was his reply") is None
+    )
 
 
 def test_short_text_is_not_judged_by_its_language():
-    assert QualityFilter(Filters(language="en", min_growth=0))(SOURCE, "Guten Tag, Herr") is None
+    assert Filters(language="en", min_growth=0).fault(SOURCE, "Guten Tag, Herr") is None
 
 
 @given(st.lists(st.sampled_from("ab"), max_size=12))
@@ -89,7 +87,7 @@ def test_every_sentence_is_kept_or_rejected_with_its_reason():
         Rewrite(4, "Something else is said in this one here.", "x"),
         Rewrite(3, "Yet another way to say the same thing."),
     ]
-    kept, rejected, stats = tables(shard_files(texts, given_rewrites, QualityFilter(Filters())))
+    kept, rejected, stats = tables(shard_files(texts, given_rewrites, Filters()))
     assert [(one["row"], one["text"], one["negative"]) for one in kept] == [
         (3, "A quite different thing is said in this one.", "And the opposite of it here."),
         (3, "Yet another way to say the same thing.", None),
@@ -108,6 +106,6 @@ def test_every_sentence_is_kept_or_rejected_with_its_reason():
 
 def test_text_that_was_cut_inside_a_letter_is_stored():
     one = Rewrite(0, "An odd \ud83d rewrite of it.", "Another \ude00 one of it.")
-    files = shard_files(["A sentence about it."], [one], QualityFilter(Filters()))
+    files = shard_files(["A sentence about it."], [one], Filters())
     (row,) = pq.read_table(io.BytesIO(files["rewrites.parquet"])).to_pylist()
     assert row["text"] == "An odd ? rewrite of it." and row["negative"] == "Another ? one of it."

@@ -104,3 +104,22 @@ def test_the_journal_finds_answers_of_others_and_skips_torn_lines(tmp_path):
     assert [again.get(key) for key in keys] == [*answers[:4], None]
     assert again.spent() == Spent(2, 2, 2)
     assert Journal(root, "answers", "new").spent() == Spent()
+
+
+def test_answers_for_an_object_store_are_found_before_and_after_they_are_written(tmp_path):
+    (tmp_path / "answers").mkdir()
+    root = Root(str(tmp_path))
+    root.is_local = False  # written as whole segments
+    journal = Journal(root, "answers", "me")
+    keys = [request_key({"n": number}) for number in range(4)]
+    answers = [Answer(f"“{number}”", "stop", number, 1) for number in range(4)]
+    for number in range(4):
+        journal.add(keys[number], answers[number])
+        if number == 1:
+            journal.flush()
+    assert [journal.get(key) for key in keys] == answers
+    journal.flush()
+    assert len(list((tmp_path / "answers").iterdir())) == 2
+    again = Journal(root, "answers", "me")
+    assert [again.get(key) for key in keys] == answers
+    assert again.spent() == Spent(4, 6, 4)

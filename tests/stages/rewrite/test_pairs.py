@@ -4,10 +4,8 @@ import json
 
 import pytest
 
-import stages.rewrite.pairs as pairs_module
 from stages.errors import UserError
-from stages.rewrite.pairs import PairFile
-from stages.rewrite.settings import Pairs
+from stages.rewrite.pairs import PairFile, Pairs
 from tests.support.models import make_sentences
 
 
@@ -27,9 +25,7 @@ def joined(settings, corpus):
     return list(pairs.shards()), pairs
 
 
-@pytest.mark.parametrize("memory", [1 << 28, 1])
-def test_pairs_find_their_sentences(tmp_path, corpus, monkeypatch, memory):
-    monkeypatch.setattr(pairs_module, "MEMORY_BYTES", memory)
+def test_pairs_find_their_sentences(tmp_path, corpus):
     rows = [
         (corpus[2][1], "last one"), (corpus[0][0], "first, a"), (f"  {corpus[1][2]} ", "middle"),
         (corpus[0][0], "first, b"),

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from transformers import MarianTokenizer
 
-from stages.rewrite.translate import Translation, Translator
+from stages.rewrite.rewrites import Outcome
+from stages.rewrite.translate import Translator
 from tests.support.marian import HELD_OUT, ciphered, make_marian, make_pair
 from tests.support.models import make_sentences
 from tests.support.translation import translator
@@ -59,7 +60,7 @@ def lengths_of(model: Path, texts: list[str]) -> list[int]:
     return [len(row) for row in MarianTokenizer.from_pretrained(model)(texts).input_ids]
 
 
-def texts_of(translations: list[Translation]) -> list[str]:
+def texts_of(translations: list[Outcome]) -> list[str]:
     return [one.text for one in translations]
 
 
@@ -95,7 +96,7 @@ def test_a_batch_gives_what_each_sentence_gives_alone_in_the_order_asked(
     some = [*HELD_OUT[:20], "", " ", HELD_OUT[0]]
     together = one(some, (0,))
     assert together == [one([text], (0,))[0] for text in some]
-    assert together[20] == together[21] == Translation("")
+    assert together[20] == together[21] == Outcome("")
     assert one([], (0,)) == []
 
 
@@ -118,7 +119,7 @@ def test_a_sentence_of_too_many_tokens_is_rejected_and_not_cut(
     words = [" ".join(["the"] * count) for count in (8, 6, 7)]  # and an end token
     assert lengths_of(half_trained, words) == [9, 7, 8]
     found = one(words, (0,))
-    assert found == [Translation("", "too_long_to_translate"), *one(words[1:], (0,))]
+    assert found == [Outcome("", reason="too_long_to_translate"), *one(words[1:], (0,))]
     assert [translation.reason for translation in found[1:]] == [None, None]
 
 

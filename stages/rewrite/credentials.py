@@ -1,0 +1,117 @@
+"""Credentials of chat endpoints: kept out of recipes, read from the environment, filled in late."""
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import SecretStr
+
+from stages.errors import UserError
+from stages.variables import VARIABLE
+
+if TYPE_CHECKING:
+    from stages.rewrite.rewriting import Rewriting
+
+CREDENTIAL_WORDS = {"authorization", "auth", "password", "passwd", "secret", "credential",
+                    "credentials", "bearer", "cookie", "apikey"}  # fmt: skip
+CREDENTIAL_PAIRS = re.compile(r"(api|access|private|secret|subscription|account|auth)_?keys?(_|$)")
+TEXT_TOKENS = {"bos", "eos", "pad", "unk", "sep", "cls", "mask", "stop", "start", "end", "image"}
+
+
+def clear_credential(value: Any) -> str | None:
+    """Path of the first string in plain data that is a credential in clear text.
+
+    It looks like one, or a key above it is named after a header or account field.
+    """
+    for path, text in _strings(value):
+        if not text or VARIABLE.search(text):
+            continue
+        named = any(_names_credential(key) for key in path)
+        if named or re.match(r"(bearer|basic)\s+\S", text, re.IGNORECASE):
+            return ".".join(path)
+    return None
+
+
+def _strings(value: Any, *path: str) -> Iterator[tuple[tuple[str, ...], str]]:
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _strings(item, *path, str(key))
+
+
+def _names_credential(key: str) -> bool:
+    name = re.sub(r"[^a-z0-9]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).lower())
+    words = set(name.split("_"))
+    token = "token" in words and not words & TEXT_TOKENS
+    return token or bool(words & CREDENTIAL_WORDS) or bool(CREDENTIAL_PAIRS.search(name))
+
+
+def read_key(
+    settings: "Rewriting", read: Callable[[str], str | None] = os.environ.get
+) -> SecretStr | None:
+    """The endpoint's key.
+
+    Args:
+        read: gives the value of an environment variable.
+
+    Raises:
+        UserError: the variable is not set, or empty.
+    """
+    name = settings.key_variable
+    if name is None:
+        return None
+    value = read(name)
+    if value is None or not value.strip():
+        state = "not set" if value is None else "empty"
+        raise UserError(
+            f"rewriting.key_variable: the environment variable {name} is {state}; put the "
+            "endpoint's key there, or set key_variable: null if it needs none"
+        )
+    return SecretStr(value.strip())
+
+
+def read_variables(
+    settings: "Rewriting", read: Callable[[str], str | None] = os.environ.get
+) -> dict[str, SecretStr]:
+    """What the ${VARIABLES} of `extra` and `engine_options` stand for; arguments as `read_key`.
+
+    Raises:
+        UserError: one of them is not set, or empty.
+    """
+    found = {}
+    for name, field in variables_of(settings).items():
+        value = read(name)
+        if not value:
+            raise UserError(
+                f"rewriting.{field}: the environment variable {name} is not set, or empty"
+            )
+        found[name] = SecretStr(value)
+    return found
+
+
+def variables_of(settings: "Rewriting") -> dict[str, str]:
+    """Variables that `extra` and `engine_options` name, and which of the two does."""
+    return {
+        name: field
+        for field in ("extra", "engine_options")
+        for name in VARIABLE.findall(json.dumps(getattr(settings, field)))
+    }
+
+
+def filled(value: Any, variables: Mapping[str, SecretStr]) -> Any:
+    """Plain data with ${VARIABLES} filled in: only for what is sent, never for what is kept."""
+    if isinstance(value, dict):
+        return {key: filled(item, variables) for key, item in value.items()}
+    if isinstance(value, list):
+        return [filled(item, variables) for item in value]
+    if isinstance(value, str):
+        return VARIABLE.sub(
+            lambda found: (
+                variables[found[1]].get_secret_value() if found[1] in variables else found[0]
+            ),
+            value,
+        )
+    return value

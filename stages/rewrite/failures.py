@@ -1,0 +1,143 @@
+"""What it means that a request is not answered.
+
+The endpoint is busy (429): everybody waits, nobody is blamed. One request fails while others are
+answered (5xx, time-outs, broken connections): it is tried `max_attempts` times, then its sentence
+is rejected. Nothing is answered any more: the stage stops, no sentence is rejected for that, and
+running again continues. A tiny request about nothing tells the last two apart.
+"""
+
+import asyncio
+import random
+import time
+from dataclasses import dataclass
+
+from stages.errors import UserError
+from stages.rewrite.chat import Outcome
+from stages.rewrite.endpoint import Endpoint, Reply, error_message
+from stages.rewrite.limits import Limits
+from stages.rewrite.rewriting import Rewriting
+
+REFUSED_BEFORE_STOP = 10  # sentences, none answered before
+FAILED_BEFORE_STOP = 5  # requests, none answered before
+UNREACHED_BEFORE_STOP = 3  # connections, none answered before
+CONTINUES = "What was answered is kept; run again to continue."
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long to wait; tests wait less.
+
+    first_seconds, most_seconds: of the back-off, which doubles and is drawn from [0, that].
+    busy_seconds: how long an endpoint may say nothing but 429.
+    """
+
+    first_seconds: float = 0.5
+    most_seconds: float = 30.0
+    busy_seconds: float = 600.0
+
+    def backoff(self, number: int) -> float:
+        """Seconds before the next attempt after so many."""
+        most = min(self.most_seconds, self.first_seconds * 2 ** min(number, 20))
+        return random.uniform(0, most)  # full jitter: those who failed together come back apart
+
+
+class Failures:
+    """Counts what fails in one stage, and says when it must stop.
+
+    reached: whether the endpoint has answered anything. num_busy: how often it said 429.
+    """
+
+    def __init__(
+        self, settings: Rewriting, endpoint: Endpoint, limits: Limits, patience: Patience
+    ) -> None:
+        self._settings, self._endpoint, self._limits = settings, endpoint, limits
+        self._patience = patience
+        self._failed_in_row = self._busy_in_row = self._refused = self.num_busy = 0
+        self.reached = False
+        self._last_answer = time.monotonic()
+        self._probing = asyncio.Lock()
+
+    def answered(self) -> None:
+        """Takes note of an answer."""
+        self.reached = True
+        self._failed_in_row = self._busy_in_row = 0
+        self._last_answer = time.monotonic()
+
+    def busy(self, reply: Reply) -> None:
+        """429: all wait, as long as is asked for or longer each time.
+
+        Raises:
+            UserError: it has been so for too long.
+        """
+        self.num_busy += 1
+        silent = time.monotonic() - self._last_answer
+        if silent > self._patience.busy_seconds:
+            raise UserError(
+                f"{self._endpoint.url} has said nothing but 429 (too many requests) for "
+                f"{silent:,.0f} s. Lower rewriting.requests_per_minute or concurrency. {CONTINUES}"
+            )
+        self._busy_in_row += 1
+        pause = reply.retry_after_seconds
+        self._limits.pause(self._patience.backoff(self._busy_in_row) if pause is None else pause)
+
+    async def failed(self, reply: Reply, attempts: int) -> Outcome | None:
+        """A request failed that may be answered later: None to try it again, else its outcome.
+
+        Args:
+            attempts: how often this request has failed.
+
+        Raises:
+            UserError: nothing is answered any more.
+        """
+        failure = {0: reply.text, 200: "its answer is not a chat completion"}.get(
+            reply.status, f"HTTP {reply.status}"
+        )
+        if reply.status != 200 and reply.retry_after_seconds is not None:
+            self._limits.pause(reply.retry_after_seconds)
+        self._failed_in_row += 1
+        enough = max(20, 2 * self._settings.concurrency)
+        if not self.reached:  # requests still go one by one
+            enough = FAILED_BEFORE_STOP if reply.connected else UNREACHED_BEFORE_STOP
+        exhausted = attempts >= self._settings.max_attempts
+        if not exhausted and self._failed_in_row < enough:
+            return None
+        async with self._probing:
+            stops = self._failed_in_row >= min(enough, attempts)
+            if stops and not await self._endpoint.works():
+                raise UserError(
+                    f"{self._endpoint.url} failed {self._failed_in_row} times in a row, the last "
+                    f"time with: {self._endpoint.hidden(failure)}. Check rewriting.base_url and "
+                    f"the endpoint. {CONTINUES}"
+                )
+            self._failed_in_row, self.reached = 0, True
+        return Outcome("", reason=f"failed: {failure}") if exhausted else None
+
+    async def refused(self, reply: Reply) -> Outcome:
+        """The outcome of a request that will not be answered, however often it is sent.
+
+        Raises:
+            UserError: it is not about the sentence, but about key, address, account or model.
+        """
+        url, status = self._endpoint.url, reply.status
+        about = self._endpoint.hidden(error_message(reply.text))
+        if status in (401, 402, 403):
+            name = self._settings.key_variable
+            where = f"the key in {name}" if name else "to work without a key"
+            raise UserError(f"{url} refuses {where}: HTTP {status} {about}. {CONTINUES}")
+        if status == 404 or 300 <= status < 400:
+            raise UserError(
+                f"{url}: HTTP {status} {about}. Check rewriting.base_url and model "
+                f"'{self._settings.model}'. {CONTINUES}"
+            )
+        self._refused += 1
+        if self.reached:
+            async with self._probing:
+                stops = not await self._endpoint.works()
+        else:
+            stops = self._refused >= REFUSED_BEFORE_STOP
+        if stops:
+            raise UserError(
+                f"{url} refuses all requests now: HTTP {status} {about}. Check the account there, "
+                f"rewriting.model and extra. {CONTINUES}"
+            )
+        return Outcome(about, reason=f"refused: HTTP {status}")

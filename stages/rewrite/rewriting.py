@@ -1,0 +1,272 @@
+"""Rewrites that a chat model writes: behind an endpoint, or in vLLM on the cluster's GPUs."""
+
+import string
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, model_validator
+
+from stages.contract import Resources, Work
+from stages.encoder.settings import ModelSettings, describe_model
+from stages.errors import UserError
+from stages.packages import need
+from stages.rewrite.base import RewriteSource
+from stages.rewrite.credentials import clear_credential, read_key, read_variables, variables_of
+from stages.rewrite.rewrites import Outcome, Rewrite
+from stages.rewrite.stage import Rewrites
+from stages.settings import Settings, execution, late
+
+if TYPE_CHECKING:
+    from stages.planning import Graph
+    from stages.rewrite.journal import Journal
+    from stages.rewrite.settings import PerturbSettings
+
+ANSWERS = "answers"  # folder of the journal of chat models' answers, shared by all recipes
+Ref = tuple[int, int]  # shard, place
+Sentence = tuple[Ref, str]
+
+# As in DenoSent's appendix: a paraphrase, and a sentence that contradicts the given one or is about
+# something else. The appendix's prompt also asks for variety in length.
+PROMPT = """\
+Rewrite the sentence below in two ways.
+sentence1: a paraphrase that keeps its meaning in other words and another structure.
+sentence2: a sentence that contradicts it or has nothing to do with it, of about the same length.
+Answer with nothing but a JSON object: {{"sentence1": "...", "sentence2": "..."}}
+Sentence: {sentence}"""
+
+
+class Budget(Settings):
+    """What may be spent on one artifact, over all runs.
+
+    A run that reaches a limit stops. Raise the limit and run again to continue.
+    """
+
+    max_requests: int | None = execution(
+        None, ge=1, description="Most requests that are answered; null: no limit."
+    )
+    max_tokens: int | None = execution(
+        None, ge=1, description="Most tokens of prompts and answers together; null: no limit."
+    )
+    max_cost: float | None = execution(
+        None, gt=0, description="Highest cost, in the currency of the prices; null: no limit."
+    )
+    price_per_million_prompt_tokens: float | None = execution(
+        None, ge=0, description="Price of a million prompt tokens, for max_cost."
+    )
+    price_per_million_answer_tokens: float | None = execution(
+        None, ge=0, description="Price of a million answer tokens, for max_cost."
+    )
+
+    @model_validator(mode="after")
+    def _prices(self) -> "Budget":
+        prices = (self.price_per_million_prompt_tokens, self.price_per_million_answer_tokens)
+        if self.max_cost is not None and None in prices:
+            raise ValueError("max_cost needs both prices per million tokens")
+        return self
+
+
+class Rewriting(RewriteSource):
+    """Rewrites by a chat model: behind an OpenAI-compatible endpoint, or in vLLM on the cluster."""
+
+    model: str = Field(
+        min_length=1,
+        description="Name of the model as the endpoint knows it; for vllm: hub id or folder.",
+    )
+    engine: Literal["endpoint", "vllm"] = Field(
+        "endpoint",
+        description="endpoint: ask over HTTP. vllm: run the model on the cluster's GPUs.",
+    )
+    prompt: str = Field(
+        PROMPT, description="Prompt with {sentence} in it; write other braces twice."
+    )
+    rewrite_field: str = Field(
+        "sentence1", description="Field of the JSON answer that holds the rewrite."
+    )
+    negative_field: str | None = Field(
+        "sentence2",
+        description="Field of the JSON answer that holds the hard negative; null: there is none.",
+    )
+    temperature: float = Field(1.0, ge=0, description="Sampling temperature of the request.")
+    max_answer_tokens: int = Field(
+        256, ge=1, description="Most tokens of an answer; sent as max_tokens."
+    )
+    extra: dict[str, Any] = late(
+        {},
+        description="Further fields of the request, sent as they are. ${VARIABLES} are filled in "
+        "when the request is sent. The fingerprint covers their names, not their values.",
+    )
+    max_answers: int = Field(
+        3, ge=1, description="How often to ask for a sentence while its answers cannot be used."
+    )
+    base_url: str = execution(
+        "https://api.openai.com/v1",
+        description="Address of the endpoint; /chat/completions is added.",
+    )
+    key_variable: str | None = execution(
+        "OPENAI_API_KEY", description="Environment variable that holds the key; null: send no key."
+    )
+    concurrency: int = execution(32, ge=1, description="Most requests in flight.")
+    requests_per_minute: int | None = execution(
+        None, ge=1, description="Most requests a minute, of the whole stage; null: no limit."
+    )
+    tokens_per_minute: int | None = execution(
+        None, ge=1, description="Most tokens a minute, of the whole stage; null: no limit."
+    )
+    timeout_seconds: float = execution(60.0, gt=0, description="Time-out of one request.")
+    max_attempts: int = execution(
+        6, ge=1, description="How often to send a request that fails while others are answered."
+    )
+    engine_options: dict[str, Any] = late(
+        {},
+        description="vllm: options of its engine, such as max_model_len or quantization. They may "
+        "change the answers, so the fingerprint covers them.",
+    )
+    budget: Budget = execution(Budget(), description="Limits on what the stage may spend.")
+
+    @model_validator(mode="after")
+    def _address_has_no_secret(self) -> "Rewriting":
+        address = urlsplit(self.base_url)
+        if address.scheme not in ("http", "https") or not address.netloc:
+            raise ValueError("base_url is not an http(s) address such as http://localhost:8000/v1")
+        if "@" in address.netloc or address.query:
+            raise ValueError(
+                "credentials do not belong into base_url (it is saved with every run); put the key "
+                "into an environment variable and name that in key_variable"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _extra_leaves_the_rest_alone(self) -> "Rewriting":
+        for name in ("model", "messages", "temperature", "max_tokens", "max_completion_tokens",
+                     "n", "stream"):  # fmt: skip
+            if name in self.extra:
+                raise ValueError(
+                    f"extra must not contain '{name}': model, prompt, temperature and "
+                    "max_answer_tokens set it, or Sentray relies on one plain answer a request"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _credentials_are_variables(self) -> "Rewriting":
+        for name in ("extra", "engine_options"):
+            if where := clear_credential(getattr(self, name)):
+                raise ValueError(
+                    f"{name}.{where} looks like a credential, and {name} is saved with every run; "
+                    "put it into an environment variable and write ${NAME} here"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _prompt_names_the_sentence(self) -> "Rewriting":
+        try:
+            parsed = string.Formatter().parse(self.prompt)
+            fields = [name for _, name, _, _ in parsed if name is not None]
+        except ValueError as error:
+            raise ValueError(f"prompt: {error}; braces that are text must be doubled") from None
+        if fields != ["sentence"]:
+            raise ValueError(
+                "prompt must contain {sentence} exactly once and no other field "
+                f"(it has {fields or 'none'}); braces that are text must be doubled"
+            )
+        return self
+
+    @property
+    def gives_negatives(self) -> bool:
+        return self.negative_field is not None
+
+    def identity(self, where: str = "") -> dict[str, Any]:
+        found = super().identity(where)
+        if self.engine == "vllm":
+            found["model"] = describe_model(ModelSettings(model=self.model))
+        return found
+
+    def plan(self, graph: "Graph", whole: "PerturbSettings", where: str) -> None:
+        stage = VllmRewrites if self.engine == "vllm" else ChatRewrites
+        graph.add(f"perturb:{whole.name}", stage(whole, where, self), ["sentences"], whole.name)
+
+
+@dataclass(frozen=True)
+class ChatRewrites(Rewrites):
+    """Asks a chat endpoint. One process is enough: it waits, and its limits hold for the stage."""
+
+    rewriting: Rewriting
+
+    def resources(self) -> Resources:
+        name = self.rewriting.key_variable
+        names = [*([name] if name else []), *variables_of(self.rewriting)]
+        # it waits for a network: no core is set aside for that. Two nodes that ask the same model
+        # may ask the same: the second one finds the first one's answers
+        return Resources(
+            cpus=0, exclusive=f"chat {self.rewriting.model}", secrets=tuple(dict.fromkeys(names))
+        )
+
+    def check(self) -> None:
+        super().check()
+        need("rewrites", f"{self.where}.rewriting", "aiohttp")
+        read_variables(self.rewriting)
+        read_key(self.rewriting)
+
+    def make(self, work: Work, loaded: Any) -> None:
+        from stages.rewrite.journal import Journal
+        from stages.sentences.stage import read_texts
+
+        journal, source = Journal(work.root, ANSWERS, work.owner), work.input("sentences")
+        waiting: dict[int, tuple[list[str], list[Rewrite]]] = {}
+
+        def sentences() -> Iterator[Sentence]:
+            for number in work.missing_shards():
+                texts = read_texts(source, number)
+                waiting[number] = texts, []
+                for place, text in enumerate(texts):
+                    yield (number, place), text
+
+        try:
+            for (number, place), found in self.outcomes(work, journal, sentences()):
+                texts, rewrites = waiting[number]
+                rewrites.append(Rewrite(place, found.text, found.negative, found.reason))
+                if len(rewrites) == len(texts):
+                    work.put_shard(number, self.kept(texts, rewrites))
+                    del waiting[number]
+        finally:
+            journal.flush()
+        self.publish(work)
+
+    def outcomes(
+        self, work: Work, journal: "Journal", sentences: Iterator[Sentence]
+    ) -> Iterator[tuple[Ref, Outcome]]:
+        """What became of every sentence, in any order."""
+        from stages.rewrite.client import ChatClient
+
+        key = read_key(self.rewriting, work.secret)
+        variables = read_variables(self.rewriting, work.secret)
+        client = ChatClient(self.rewriting, key, journal, work.say, variables=variables)
+        return client.run(sentences)
+
+
+@dataclass(frozen=True)
+class VllmRewrites(ChatRewrites):
+    """Asks a model that vLLM runs on the cluster's GPUs; the driver stores what comes back."""
+
+    def resources(self) -> Resources:
+        return Resources(in_driver=True, exclusive=f"chat {self.rewriting.model}")
+
+    def check(self) -> None:
+        read_variables(self.rewriting)
+        if find_spec("vllm") is None:
+            raise UserError(
+                f"{self.where}.rewriting.engine vllm needs vLLM on this machine and the cluster's: "
+                "pip install 'ray[llm]'"
+            )
+
+    def outcomes(
+        self, work: Work, journal: "Journal", sentences: Iterator[Sentence]
+    ) -> Iterator[tuple[Ref, Outcome]]:
+        from stages.rewrite.vllm import rewritten_offline
+
+        # a model is its weights and its engine's options, not the folder where it lies
+        made_by = self.identity({})["perturb.rewriting"]
+        engine = {key: made_by[key] for key in ("model", "engine_options")}
+        return rewritten_offline(work, self.rewriting, engine, journal, sentences)
