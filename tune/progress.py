@@ -2,15 +2,15 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from statistics import mean
 
 from stages.text import clock
 from stages.variables import hide_values
 from tune.definition import Search
-from tune.space import Values
+from tune.space import Configuration
 from tune.trial_queue import TrialQueue
-from tune.trials import Trial
+from tune.trials import Trial, now
 
 SECONDS_BETWEEN_LINES = 15.0
 
@@ -21,7 +21,7 @@ class LiveTable:
     def __init__(self, search: Search, out: Callable[[str], None]) -> None:
         self._search, self._out = search, out
         self._started = time.monotonic()
-        self._began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._began = now()
         self._last = 0.0
         self._ended: dict[str, Trial] = {}
         self._num_lines = 0
@@ -31,16 +31,16 @@ class LiveTable:
         if trial is not None:
             self._ended[trial.fingerprint] = trial
         terminal = sys.stdout.isatty()
-        now = time.monotonic()
+        clock_now = time.monotonic()
         wait = 0.5 if terminal else SECONDS_BETWEEN_LINES
         failed = trial is not None and trial.status == "failed"
         if failed and trial is not None:
             self._clear(terminal)
             reason = hide_values(trial.reason)
             self._out(f"failed: {values_text(trial.values)}, seed {trial.seed}: {reason}")
-        if not queue.running or (now - self._last < wait and not failed):
+        if not queue.running or (clock_now - self._last < wait and not failed):
             return
-        self._last = now
+        self._last = clock_now
         self._clear(terminal)
         lines = [self._summary(queue)]
         for key, started in queue.running.items():
@@ -84,14 +84,17 @@ class LiveTable:
         return text
 
 
-def values_text(values: Values) -> str:
-    """A setting in few words: the last part of each path is enough where it is the only one."""
-    last = [path.rpartition(".")[2] for path in values]
-    names = [
-        path if last.count(short) > 1 else short for path, short in zip(values, last, strict=True)
-    ]
-    pairs = zip(names, values.values(), strict=True)
-    return ", ".join(f"{name} {shown(value)}" for name, value in pairs)
+def values_text(values: Configuration) -> str:
+    """A configuration in few words."""
+    names = short_names(values)
+    return ", ".join(f"{names[path]} {shown(value)}" for path, value in values.items())
+
+
+def short_names(paths: Iterable[str]) -> dict[str, str]:
+    """By setting path its last part, or all of it where another one ends alike."""
+    last = {path: path.rpartition(".")[2] for path in paths}
+    ends = list(last.values())
+    return {path: path if ends.count(end) > 1 else end for path, end in last.items()}
 
 
 def shown_score(value: float) -> str:

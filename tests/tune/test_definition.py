@@ -8,6 +8,7 @@ import yaml
 from stages.errors import UserError
 from tests.support.trials import RATE, TAU2, TAU3
 from tune.definition import Search
+from tune.inputs import preparations
 
 BAD = [
     ({"space": {"train.lerning_rate": {"grid": [1e-3]}}}, "did you mean 'learning_rate'"),
@@ -92,27 +93,27 @@ def test_a_search_may_be_a_file_of_its_own(tmp_path, tiny_recipe, monkeypatch):
 
 def test_what_trials_read_is_prepared_for_all_of_them(search):
     listed = search({"student.max_length": {"grid": [8, 16]}, RATE: {"grid": [1e-3, 1e-2]}})
-    assert sorted(r.student.max_length for r in listed.preparations()) == [8, 16]
+    assert sorted(r.student.max_length for r in preparations(listed)) == [8, 16]
     chosen = search(
         {"student.max_length": {"choice": [8, 12, 16]}, RATE: {"loguniform": [1e-4, 1e-2]}},
         searcher="tpe", trials=4,
     )  # fmt: skip
-    assert sorted(r.student.max_length for r in chosen.preparations()) == [8, 12, 16]
+    assert sorted(r.student.max_length for r in preparations(chosen)) == [8, 12, 16]
     ranges = search({"student.max_length": {"integer": [8, 16]}}, searcher="tpe", trials=4)
     with pytest.raises(UserError, match="student.max_length changes what is made before training"):
-        ranges.preparations()
+        preparations(ranges)
 
 
 def test_what_a_setting_that_needs_preparing_depends_on_is_prepared_too(search):
     lengths = {"student.max_length": {"choice": [8, 16], "when": {"train.batch_size": 16}}}
     found = search(lengths | {"train.batch_size": {"choice": [16, 32]}}, searcher="tpe", trials=4)
-    assert sorted(r.student.max_length for r in found.preparations()) == [8, 16]
+    assert sorted(r.student.max_length for r in preparations(found)) == [8, 16]
     tied = {"student.max_length": {"tied": "train.batch_size", "factor": 0.5}}
     found = search(tied | {"train.batch_size": {"choice": [16, 32]}}, searcher="tpe", trials=4)
-    assert sorted(r.student.max_length for r in found.preparations()) == [8, 16]
+    assert sorted(r.student.max_length for r in preparations(found)) == [8, 16]
     # an end that the recipe's own value refuses is no reason to refuse the search
     low = "train.objectives.soft_negative.low"
     recipe = search({RATE: {"grid": [1]}}).recipe.model_dump(mode="json")
     recipe["train"]["objectives"]["soft_negative"] = {"low": 0.1, "high": 0.3}
     bounds = {low: {"uniform": [0.05, 0.5]}}
-    assert len(search(bounds, recipe=recipe, searcher="tpe", trials=3).preparations()) == 1
+    assert len(preparations(search(bounds, recipe=recipe, searcher="tpe", trials=3))) == 1

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 from pipeline.report.figures import Results
 from tests.support.trials import RATE, trial
-from tune.phases import Outcome, own_trials, rank
+from tune.page import heat_map, importances
+from tune.phases import Outcome
 from tune.progress import shown_score
-from tune.report import heat_map, importances
+from tune.ranking import own_trials, rank
 from tune.trials import TrialLog
 
 
@@ -14,16 +15,16 @@ def outcome_of(found, trials):
     log = TrialLog(found.store.root, found.folder)
     for one in trials:
         log.add(one)
-    own = own_trials(found, log)[0]
+    own = own_trials(found, log)
     ranking = rank(found, own)
     return Outcome(found, own, 0, ranking, [], ranking[0], {1: Results([], [], {})})
 
 
 def owned(found, rate, score, **more):
     values = {RATE: rate, **more}
-    job = found.work_of(values, 1)
+    work = found.work_of(values, 1)
     curve = [[12, 100.0, score]]
-    return trial(job.node.fingerprint, values=values, score=score, curve=curve)
+    return trial(work.node.fingerprint, values=values, score=score, curve=curve)
 
 
 def test_importance_is_of_settings_of_the_space_that_differ(search):

@@ -7,7 +7,8 @@ import pytest
 
 from stages.errors import StorageError, UserError
 from tests.support.trials import RATE, trial
-from tune.actor import Assignment, TrialActor
+from tune.actor import TrialActor
+from tune.assignment import Assignment
 from tune.population import MemberReports, Population
 from tune.ray_tune import make_scheduler, replay
 from tune.searchers import Listed
@@ -17,12 +18,12 @@ from tune.trials import TrialLog
 
 def actor_of(monkeypatch, found, rows, **settings):
     """A trial's actor, without Ray, whose training gives these rows."""
-    job = found.work_of({RATE: 0.1}, 1)
-    assignment = Assignment(job, job, {RATE: 0.1}, "dev_spearman", "x", **settings)
+    work = found.work_of({RATE: 0.1}, 1)
+    assignment = Assignment(work, work, {RATE: 0.1}, 1, "dev_spearman", "x", **settings)
     progress = SimpleNamespace(history=[], step=0)
     training = SimpleNamespace(progress=progress, rows=lambda: rows, is_over=False)
     monkeypatch.setattr("tune.actor.use_assigned_cores", lambda: None)
-    monkeypatch.setattr("stages.train.run.start_training", lambda *_: training)
+    monkeypatch.setattr("stages.train.run.start_training", lambda *_, **__: training)
     actor = TrialActor.__new__(TrialActor)
     actor.setup({"assignment": assignment})
     return actor
@@ -47,10 +48,13 @@ def test_an_actor_tells_tune_what_may_be_judged(search, monkeypatch):
 )  # fmt: skip
 def test_what_the_storage_did_is_tried_again(search, error, retryable, monkeypatch):
     def rows():
+        yield {"step": 1, "num_steps": 4, "dev_spearman": 5.0}
         raise error
-        yield
 
-    failed = actor_of(monkeypatch, search({RATE: {"grid": [0.1]}}), rows()).step()
+    actor = actor_of(monkeypatch, search({RATE: {"grid": [0.1]}}), rows())
+    actor.step()
+    failed = actor.step()
+    assert failed["overhead_seconds"] >= 0
     assert failed["done"] and failed["retryable"] is retryable and str(error) in failed["reason"]
 
 
