@@ -107,12 +107,8 @@ class TrialActor(Trainable):
 
     def _facts(self, step: int) -> dict[str, Any]:
         """What this trial cost so far."""
-        now = time.time()
-        return {
-            "step": step,
-            "seconds": self._seconds,
-            "overhead_seconds": now - self._free_since - self._seconds,
-        }
+        overhead = time.time() - self._free_since - self._seconds
+        return {"step": step, "seconds": self._seconds, "overhead_seconds": overhead}
 
     def _over(self, result: dict[str, Any]) -> dict[str, Any]:
         """The last result; what it cost includes the publishing."""

@@ -98,10 +98,7 @@ class Search:
             )
 
     def recipe_of(self, values: Configuration, seed: int, who: str = "") -> Recipe:
-        """The recipe of one trial.
-
-        Args:
-            who: what stands before a setting's path in errors.
+        """The recipe of one trial; errors begin with `who`.
 
         Raises:
             UserError: these values do not go together.
@@ -109,11 +106,7 @@ class Search:
         return read_recipe(self._base.changed(values | {"train.seed": seed}, who))
 
     def work_of(self, values: Configuration, seed: int) -> Workspace:
-        """The training of one trial, whose inputs must be there when it runs.
-
-        Raises:
-            UserError: these values do not go together.
-        """
+        """The training of one trial, whose inputs must be there when it runs; raises as above."""
         nodes = build_graph(self.recipe_of(values, seed)).nodes
         needed = ("train", *nodes["train"].inputs.values())
         folders = {name: self._folder_of(nodes[name]) for name in needed}
@@ -139,10 +132,9 @@ class Search:
         """Whether a trial is one of the recipe as it is now, with this metric."""
         # a population's member is "fingerprint of its last configuration-of its first"
         trained = trial.fingerprint.partition("-")[0] if trial.folder else None
-        return (
-            trial.metric == self.settings.metric
-            and self._fingerprint(trial.values, trial.seed) == trained
-        )
+        if trial.metric != self.settings.metric:
+            return False
+        return self._fingerprint(trial.values, trial.seed) == trained
 
     def _fingerprint(self, values: Configuration, seed: int) -> str | None:
         """Of a trial's training; None: these values do not go together."""
@@ -156,11 +148,7 @@ class Search:
         return self._fingerprints[key]
 
     def searcher(self, tried: list[Configuration]) -> Searcher:
-        """Where configurations come from.
-
-        Args:
-            tried: configurations of earlier runs.
-        """
+        """Where configurations come from; those of earlier runs were `tried`."""
         make = self._searchers[self.settings.resolved_searcher]
         return make(self.settings, self.space, tried)
 

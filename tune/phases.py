@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import yaml
 
-from pipeline.plan.graph import Node
 from pipeline.plan.plan import make_plan
 from pipeline.recipe.read import dump_recipe
 from pipeline.report.figures import Results, collect
@@ -124,7 +123,7 @@ class _Phases:
         if self._search.settings.scheduler == "population":
             self._population()
         else:
-            self._run(self._searcher(), self._search.seeds, "search", self._within_budget)
+            self._run(self._searcher(), self._search.seeds, "search")
 
     def _population(self) -> None:
         """Trains the members that have not ended; they go on from and with each other."""
@@ -173,8 +172,12 @@ class _Phases:
             recipe = search.recipe_of(best.values, trial.seed)
             recipe = recipe.model_copy(update={"name": f"{search.name}-best"})
             plan = make_plan(recipe)
-            missing = {name for name, planned in plan.nodes.items() if not planned.done}
-            tests = [name for name in missing if _tests_student(plan.nodes[name].node)]
+            missing = [planned.node for planned in plan.nodes.values() if not planned.done]
+            tests = [
+                node.name
+                for node in missing
+                if (label := node.stage.measures) and label.role == "after" and not label.ranks
+            ]
             if number == 0:
                 text = dump_recipe(recipe).encode()
                 search.store.root.write(f"{search.folder}/best.yaml", text)
@@ -207,15 +210,10 @@ class _Phases:
         trials = own_trials(self._search, self._log)
         return sum(trial.steps for trial in trials if trial.phase != "confirm") < budget.steps
 
-    def _run(
-        self,
-        searcher: Searcher,
-        seeds: list[int],
-        phase: Phase,
-        may_start: Callable[[], bool] = lambda: True,
-    ) -> None:
-        """Trains what is not known; only the search itself stops trials early."""
+    def _run(self, searcher: Searcher, seeds: list[int], phase: Phase) -> None:
+        """Trains what is not known. Confirmations have no budget, and are not stopped early."""
         table = LiveTable(self._search, self._out)
+        may_start = self._within_budget if phase == "search" else lambda: True
 
         def watch(queue: TrialQueue, trial: Trial | None) -> None:
             if trial is not None:
@@ -244,16 +242,10 @@ class _Phases:
     def _open(self) -> None:
         if self._is_open:
             return
-        search = self._search
-        planned = make_plan(search.recipe).nodes.values()
-        check_nodes(one.node for one in planned if not one.done)
-        self._out(f"{search.name}: starting Ray")
+        plan = make_plan(self._search.recipe)
+        check_nodes(planned.node for planned in plan.nodes.values() if not planned.done)
+        self._out(f"{self._search.name}: starting Ray")
         from pipeline.run.session import ray_session
 
         self._stack.enter_context(ray_session(self._address))
         self._is_open = True
-
-
-def _tests_student(node: Node) -> bool:
-    label = node.stage.measures
-    return label is not None and label.role == "after" and not label.ranks

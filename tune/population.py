@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 from ray import tune
 from ray.tune.schedulers import PopulationBasedTraining
 
@@ -12,6 +13,7 @@ from tune.assignment import Assignment
 from tune.definition import Search
 from tune.progress import shown_score, values_text
 from tune.ray_tune import Reports, cost_of, fit, mode_of
+from tune.space import draw
 from tune.trials import Trial, TrialLog
 
 
@@ -26,20 +28,15 @@ def run_population(
 
     A member's trial has the configuration with which it ended.
     """
-    settings = search.settings
-    mutations: dict[str, Any] = {}
-    for name, dimension in search.space.dimensions.items():
-        if dimension.values is not None:
-            mutations[name] = dimension.values
-        elif dimension.integer is not None:
-            mutations[name] = tune.randint(dimension.integer[0], dimension.integer[1] + 1)
-        elif dimension.bounds is not None:
-            low, high = dimension.bounds
-            sample = tune.loguniform if dimension.loguniform else tune.uniform
-            mutations[name] = sample(low, high)
+    generator = np.random.default_rng()
+    mutations = {
+        name: dimension.values or partial(draw, dimension, generator)
+        for name, dimension in search.space.dimensions.items()
+        if dimension.tied is None
+    }
     scheduler = Population(
         search, time_attr="judged", metric="value", mode=mode_of(search),
-        perturbation_interval=100 * settings.interval, hyperparam_mutations=mutations,
+        perturbation_interval=100 * search.settings.interval, hyperparam_mutations=mutations,
         require_attrs=False, log_config=False,
     )  # fmt: skip
     # Tune lets no searcher propose a population
@@ -56,8 +53,8 @@ def _first_value(name: str, spec: Any) -> Any:
 class Population(PopulationBasedTraining):
     """Ray's, which leaves out changes that the recipe refuses (alpha above its upper bound)."""
 
-    def __init__(self, search: Search, **settings: Any) -> None:
-        super().__init__(**settings)
+    def __init__(self, search: Search, **options: Any) -> None:
+        super().__init__(**options)
         self._search = search
 
     def _get_new_config(self, trial: Any, trial_to_clone: Any) -> tuple[dict[str, Any], Any]:

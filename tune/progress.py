@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from statistics import mean
 
@@ -31,17 +32,17 @@ class LiveTable:
         if trial is not None:
             self._ended[trial.fingerprint] = trial
         terminal = sys.stdout.isatty()
-        clock_now = time.monotonic()
-        wait = 0.5 if terminal else SECONDS_BETWEEN_LINES
+        waited = time.monotonic() - self._last
         failed = trial is not None and trial.status == "failed"
         if failed and trial is not None:
-            self._clear(terminal)
+            self._clear()
             reason = hide_values(trial.reason)
             self._out(f"failed: {values_text(trial.values)}, seed {trial.seed}: {reason}")
-        if not queue.running or (clock_now - self._last < wait and not failed):
+        too_soon = waited < (0.5 if terminal else SECONDS_BETWEEN_LINES)
+        if not queue.running or (too_soon and not failed):
             return
-        self._last = clock_now
-        self._clear(terminal)
+        self._last += waited
+        self._clear()
         lines = [self._summary(queue)]
         for key, started in queue.running.items():
             news = queue.news.get(key, {})
@@ -55,21 +56,16 @@ class LiveTable:
         for line in lines if terminal else lines[:1]:
             self._out(line)
 
-    def _clear(self, terminal: bool) -> None:
-        if terminal and self._num_lines:
+    def _clear(self) -> None:
+        if self._num_lines:
             print(f"\x1b[{self._num_lines}F\x1b[J", end="")
         self._num_lines = 0
 
     def _summary(self, queue: TrialQueue) -> str:
         ended = list(self._ended.values())
-        counts = {
-            name: sum(trial.status == name for trial in ended)
-            for name in ("finished", "stopped", "failed")
-        }
-        parts = [f"{len(queue.running)} running"]
-        parts += [f"{count} {name}" for name, count in counts.items() if count]
+        counts = ", ".join([f"{len(queue.running)} running", *status_counts(ended)])
         scored = [t for t in ended if t.status == "finished" and t.score is not None]
-        text = f"{time.strftime('%H:%M:%S')}  {queue.phase:<8} {', '.join(parts)}"
+        text = f"{time.strftime('%H:%M:%S')}  {queue.phase:<8} {counts}"
         if scored:
             choose = max if self._search.settings.maximise else min
             best = choose(scored, key=lambda trial: trial.score or 0.0)
@@ -82,6 +78,12 @@ class LiveTable:
             pace = (time.monotonic() - self._started) / len(made)  # several run at once
             text += f"; ETA {clock(queue.num_left() * pace)}"
         return text
+
+
+def status_counts(trials: Iterable[Trial]) -> list[str]:
+    """How many trials ended how, as ["3 finished", "1 failed"]."""
+    counts = Counter(trial.status for trial in trials)
+    return [f"{counts[s]} {s}" for s in ("finished", "stopped", "failed") if counts[s]]
 
 
 def values_text(values: Configuration) -> str:

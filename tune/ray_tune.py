@@ -25,6 +25,7 @@ from ray.tune.search import Searcher
 from tune.actor import TrialActor
 from tune.assignment import Assignment
 from tune.definition import Search
+from tune.ranking import own_trials
 from tune.trial_queue import TrialQueue
 from tune.trials import Curve, measured
 
@@ -77,11 +78,9 @@ class _Past:
 
 def replay(scheduler: TrialScheduler, search: Search, queue: TrialQueue) -> None:
     """Shows a scheduler the curves of earlier runs, so that a continued search stops alike."""
-    for trial in queue.log:
-        same = (
-            trial.phase == queue.phase and queue.may_be_stopped(trial.seed) and search.owns(trial)
-        )
-        if not (same and trial.curve):
+    for trial in own_trials(search, queue.log):
+        alike = trial.phase == queue.phase and queue.may_be_stopped(trial.seed)
+        if not (alike and trial.curve):
             continue
         past: Any = _Past(trial.fingerprint)
         nothing: Any = None  # neither ASHA nor the median rule asks the controller here
@@ -103,11 +102,7 @@ def fit(
     at_once: int | None = None,
     beginning: dict[str, Any] | None = None,
 ) -> None:
-    """Runs Tune to its end.
-
-    Args:
-        beginning: the members of a population, in place of `suggestions`.
-    """
+    """Runs Tune to its end, with what is suggested or, for a population, with its `beginning`."""
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     root = search.store.root
     scratch = f"work/ray/tune-{search.name}"
@@ -156,9 +151,6 @@ class NotSaved:
         return {}
 
     def save(self, checkpoint_path: str) -> None:
-        return
-
-    def restore(self, checkpoint_path: str) -> None:
         return
 
 

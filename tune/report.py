@@ -4,7 +4,7 @@ from statistics import mean, stdev
 
 from pipeline.report.table import aligned, results_table
 from tune.phases import Outcome
-from tune.progress import short_names, shown, shown_score, values_text
+from tune.progress import short_names, shown, shown_score, status_counts, values_text
 from tune.ranking import Ranked
 
 MOST_ROWS = 10
@@ -21,16 +21,14 @@ def outcome_text(outcome: Outcome) -> str:
         cells = [shown(ranked.values[path]) if path in ranked.values else "" for path in names]
         again = [fresh.get(ranked.id, "")] if fresh else []
         rows.append([str(place), *cells, _spread(ranked), *again])
-    counts = {
-        status: sum(t.status == status and t.phase != "confirm" for t in outcome.trials)
-        for status in ("finished", "stopped", "failed")
-    }
-    ends = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-    lines = [f"search {search.name}: {ends}", "", *aligned(rows), ""]
+    searched = [trial for trial in outcome.trials if trial.phase != "confirm"]
+    counts = ", ".join(status_counts(searched))
+    lines = [f"search {search.name}: {counts}", "", *aligned(rows), ""]
     if len(ranking) > len(shown_first):
         lines.append(f"{len(ranking) - len(shown_first)} more configurations are in the report.")
-    if counts["stopped"]:
-        lines.append(f"{counts['stopped']} trials were stopped early and are not ranked.")
+    num_stopped = sum(trial.status == "stopped" for trial in searched)
+    if num_stopped:
+        lines.append(f"{num_stopped} trials were stopped early and are not ranked.")
     if outcome.num_left_out:
         lines.append(
             f"{outcome.num_left_out} older trials belong to another state of the recipe or another "

@@ -41,8 +41,8 @@ class Space:
         values: Configuration = {}
         for name, dimension in self.dimensions.items():
             if self._is_active(name, values):
-                tied = dimension.tied is not None
-                values[name] = self._tied(name, values) if tied else pick(name, dimension)
+                free = dimension.tied is None
+                values[name] = pick(name, dimension) if free else self._tied(name, values)
         return values
 
     def grid(self) -> Iterator[Configuration]:
@@ -66,20 +66,7 @@ class Space:
     def random(self, seed: int, number: int) -> Configuration:
         """Random configuration `number`: a function of the space, `seed` and `number` alone."""
         generator = np.random.default_rng([seed, number])
-
-        def pick(name: str, dimension: Dimension) -> Any:
-            if dimension.values is not None:
-                return dimension.values[int(generator.integers(len(dimension.values)))]
-            if dimension.integer is not None:
-                return int(generator.integers(dimension.integer[0], dimension.integer[1] + 1))
-            if dimension.loguniform is not None:
-                low, high = map(math.log, dimension.loguniform)
-                return dimension.nearest(math.exp(generator.uniform(low, high)))
-            assert dimension.uniform is not None
-            low, high = dimension.uniform
-            return dimension.nearest(generator.uniform(low, high))
-
-        return self.complete(pick)
+        return self.complete(lambda _, dimension: draw(dimension, generator))
 
     def example(self, name: str, last: bool = False) -> Configuration:
         """A configuration in which `name` is searched, with its first (or last) value."""
@@ -139,6 +126,20 @@ class Space:
         product = float(f"{other * dimension.factor:.12g}")
         whole = isinstance(other, int) and product == int(product)
         return int(product) if whole else product
+
+
+def draw(dimension: Dimension, generator: np.random.Generator) -> Any:
+    """A random value of a dimension that is not tied."""
+    if dimension.values is not None:
+        return dimension.values[int(generator.integers(len(dimension.values)))]
+    if dimension.integer is not None:
+        return int(generator.integers(dimension.integer[0], dimension.integer[1] + 1))
+    if dimension.loguniform is not None:
+        low, high = map(math.log, dimension.loguniform)
+        return dimension.nearest(math.exp(generator.uniform(low, high)))
+    assert dimension.uniform is not None
+    low, high = dimension.uniform
+    return dimension.nearest(generator.uniform(low, high))
 
 
 def key_of(values: Configuration) -> str:

@@ -104,11 +104,7 @@ class TrialQueue:
         self._watch(self, None)
 
     def end(self, fingerprint: str, **facts: Any) -> Trial:
-        """Writes down a trial that ran.
-
-        Args:
-            facts: fields of `Trial` that are known of it now.
-        """
+        """Writes down a trial that ran; `facts` are fields of `Trial` that are known of it now."""
         self.news.pop(fingerprint, None)
         trial = self._trial(self.running.pop(fingerprint), **facts)
         self._close(self._owner.pop(fingerprint), trial)
@@ -142,7 +138,7 @@ class TrialQueue:
         return assignment
 
     def _known(self, assignment: Assignment) -> Trial | None:
-        """What this search, another one or a run of the recipe has found out about a training."""
+        """What this search, another search or a run of the recipe knows of a training."""
         work, result, store = assignment.work, assignment.result, self.search.store
         trial = self.log.get(work.node.fingerprint)
         if trial is not None and trial.metric == assignment.metric and not trial.retryable:
@@ -168,7 +164,7 @@ class TrialQueue:
             candidate.num_open += len(candidate.seeds)
         candidate.seeds = []
         if candidate.num_open == 0:
-            scores = [one.score for one in candidate.trials if one.score is not None]
+            scores = [ended.score for ended in candidate.trials if ended.score is not None]
             self._searcher.tell(candidate.values, mean(scores) if scores else None)
         self._watch(self, trial)
 
