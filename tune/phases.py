@@ -221,9 +221,10 @@ class _Phases:
             table.show(queue, trial)
 
         queue = TrialQueue(self._search, self._log, searcher, seeds, phase, may_start, watch)
-        if not queue.has_work():
+        first = queue.peek()
+        if first is None:
             return
-        resources, at_once = self._prepare(next(iter(queue.running.values())).work)
+        resources, at_once = self._prepare(first.work)
         from tune.ray_tune import run_trials
 
         run_trials(queue, resources, at_once, stops_early=phase == "search")

@@ -62,14 +62,14 @@ class TrialQueue:
         self.running: dict[str, Assignment] = {}
         self.news: dict[str, dict[str, Any]] = {}
 
-    def has_work(self) -> bool:
-        """Whether any trial has to run; what is known already is written down."""
+    def peek(self) -> Assignment | None:
+        """What `next` will give; what is known already is written down."""
         self._next = self._next or self._find()
-        return self._next is not None
+        return self._next
 
     def next(self) -> Assignment | None:
         """The next trial to run; None when there is none before one of those that run has ended."""
-        assignment, self._next = self._next or self._find(), None
+        assignment, self._next = self.peek(), None
         if assignment is not None:
             self.log.add(self._trial(assignment, status="running"))
         return assignment

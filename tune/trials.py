@@ -120,11 +120,9 @@ class TrialLog:
 
     def _keep(self, trial: Trial) -> None:
         self._begun.pop(trial.fingerprint, None)
-        if trial.status == "running":
-            self._begun[trial.fingerprint] = trial
-            return
-        self._trials.pop(trial.fingerprint, None)
-        self._trials[trial.fingerprint] = trial
+        trials = self._begun if trial.status == "running" else self._trials
+        trials.pop(trial.fingerprint, None)  # the newest stands last
+        trials[trial.fingerprint] = trial
 
 
 def _line(trial: Trial) -> bytes:

@@ -63,7 +63,7 @@ def test_only_configurations_that_finish_get_their_other_seeds(three_rates, tmp_
 
     again = TrialLog(search.store.root, search.folder)
     assert play(new_queue(again), {}) == []  # all of it is known
-    assert not new_queue(again).has_work()
+    assert new_queue(again).peek() is None
 
 
 def test_what_the_machine_did_is_tried_again_and_what_the_values_did_is_not(three_rates):
@@ -152,7 +152,7 @@ def test_a_killed_search_knows_what_had_begun(three_rates):
     search, new_queue = three_rates
     log = TrialLog(search.store.root, search.folder)
     queue = new_queue(log)
-    assert queue.has_work() and log.begun() == []  # not handed out yet
+    assert queue.peek() and log.begun() == []  # not handed out yet
     first, second = queue.next(), queue.next()
     assert queue.num_left() == 9
     queue.end(first.work.node.fingerprint, status="finished", score=1.0)
