@@ -1,6 +1,7 @@
 """What Tune is told of a trial, and what its schedulers decide; without a cluster."""
 
 import random
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -48,6 +49,7 @@ def test_an_actor_tells_tune_what_may_be_judged(make_search, monkeypatch):
 )  # fmt: skip
 def test_what_the_storage_did_is_tried_again(make_search, error, retryable, monkeypatch):
     def rows():
+        time.sleep(0.1)
         yield {"step": 1, "num_steps": 4, "dev_spearman": 5.0}
         raise error
 

@@ -66,6 +66,20 @@ def test_only_configurations_that_finish_get_their_other_seeds(three_rates, tmp_
     assert new_queue(again).peek() is None
 
 
+def test_a_searcher_is_told_once_when_all_seeds_of_a_configuration_have_ended(make_search):
+    search = make_search({RATE: {"grid": [0.1, 0.2]}}, seeds=[1, 2, 3])
+    log = TrialLog(search.store.root, search.folder)
+    searcher, told = Listed(list(search.space.grid())), []
+    searcher.tell = lambda values, score: told.append((values[RATE], score))
+    ends = {
+        (0.1, 1): {"status": "finished", "score": 40.0},
+        (0.1, 3): {"status": "failed", "reason": "loss is nan"},
+        (0.2, 1): {"status": "failed", "reason": "loss is nan"},
+    }
+    play(TrialQueue(search, log, searcher, search.seeds, "search"), ends)
+    assert sorted(told) == [(0.1, 45.0), (0.2, None)]
+
+
 def test_what_the_machine_did_is_tried_again_and_what_the_values_did_is_not(three_rates):
     search, new_queue = three_rates
     log = TrialLog(search.store.root, search.folder)
