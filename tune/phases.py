@@ -224,21 +224,21 @@ class _Phases:
         first = queue.peek()
         if first is None:
             return
-        resources, at_once = self._prepare(first.work)
+        resources, max_concurrent = self._prepare(first.work)
         from tune.ray_tune import run_trials
 
-        run_trials(queue, resources, at_once, stops_early=phase == "search")
+        run_trials(queue, resources, max_concurrent, stops_early=phase == "search")
 
     def _prepare(self, work: Workspace) -> tuple[dict[str, float], int]:
         """Starts Ray and makes what trials read; what a trial takes, and how many run at once."""
         self._open()
         from tune.resources import trial_resources
 
-        resources, at_once = trial_resources(self._search.settings, work, self._out)
+        resources, max_concurrent = trial_resources(self._search.settings, work, self._out)
         for recipe in preparations(self._search):
             inputs = make_plan(recipe).nodes["train"].node.inputs
             make_needed(recipe, inputs.values(), self._out)
-        return resources, at_once
+        return resources, max_concurrent
 
     def _open(self) -> None:
         if self._is_open:

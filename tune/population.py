@@ -40,10 +40,10 @@ def run_population(
         require_attrs=False, log_config=False,
     )  # fmt: skip
     # Tune lets no searcher propose a population
-    beginning: dict[str, Any] = {"assignment": tune.grid_search(assignments)}
+    param_space: dict[str, Any] = {"assignment": tune.grid_search(assignments)}
     for name in search.space.dimensions:
-        beginning[name] = tune.sample_from(partial(_first_value, name))
-    fit(search, resources, scheduler, MemberReports(search, log, out), beginning=beginning)
+        param_space[name] = tune.sample_from(partial(_first_value, name))
+    fit(search, resources, scheduler, MemberReports(search, log, out), param_space=param_space)
 
 
 def _first_value(name: str, spec: Any) -> Any:
@@ -97,7 +97,7 @@ class MemberReports(Reports):
         values, seed = self._search.space.within(trial.config), self._search.seeds[0]
         metric = self._search.settings.metric
         work = self._search.work_of(values, seed)
-        last, curve = self.taken(trial)
+        last, curve = self.pop(trial)
         last = last | (error or {})
         reason = last.get("reason", "")
         if not (reason or "value" in last):  # an earlier figure is not what it ended with

@@ -28,7 +28,7 @@ class LiveTable:
         self._num_lines = 0
 
     def show(self, queue: TrialQueue, trial: Trial | None) -> None:
-        """Takes news in, and prints them unless that was done a moment ago."""
+        """Takes in a trial that ended, or none, and prints unless that was done a moment ago."""
         if trial is not None:
             self._ended[trial.fingerprint] = trial
         terminal = sys.stdout.isatty()
@@ -44,12 +44,12 @@ class LiveTable:
         self._last += waited
         self._clear()
         lines = [self._summary(queue)]
-        for key, started in queue.running.items():
-            news = queue.news.get(key, {})
-            value = shown_score(news["value"]) if "value" in news else ""
+        for key, running in queue.running.items():
+            result = queue.results.get(key, {})
+            value = shown_score(result["value"]) if "value" in result else ""
             lines.append(
-                f"  {news.get('progress', 0):3.0f}%  {value:>7}  seed {started.seed}  "
-                f"{values_text(started.values)}"
+                f"  {result.get('progress', 0):3.0f}%  {value:>7}  seed {running.seed}  "
+                f"{values_text(running.values)}"
             )
         if terminal:
             self._num_lines = len(lines)

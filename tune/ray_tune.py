@@ -40,14 +40,14 @@ QUIET_TUNE = {
 
 
 def run_trials(
-    queue: TrialQueue, resources: dict[str, float], at_once: int, stops_early: bool
+    queue: TrialQueue, resources: dict[str, float], max_concurrent: int, stops_early: bool
 ) -> None:
     """Runs a queue's trials to its end, within a Ray session."""
     search = queue.search
     scheduler = make_scheduler(search) if stops_early else FIFOScheduler()
     if stops_early:
         replay(scheduler, search, queue)
-    fit(search, resources, scheduler, _QueueReports(queue), _Suggestions(queue), at_once)
+    fit(search, resources, scheduler, _QueueReports(queue), _Suggestions(queue), max_concurrent)
 
 
 def mode_of(search: Search) -> str:
@@ -69,7 +69,7 @@ def make_scheduler(search: Search) -> TrialScheduler:
     return FIFOScheduler()
 
 
-class _Past:
+class _EarlierTrial:
     """A trial of an earlier run, as far as schedulers look at it."""
 
     def __init__(self, trial_id: str) -> None:
@@ -82,7 +82,7 @@ def replay(scheduler: TrialScheduler, search: Search, queue: TrialQueue) -> None
         alike = trial.phase == queue.phase and queue.may_be_stopped(trial.seed)
         if not (alike and trial.curve):
             continue
-        past: Any = _Past(trial.fingerprint)
+        past: Any = _EarlierTrial(trial.fingerprint)
         nothing: Any = None  # neither ASHA nor the median rule asks the controller here
         scheduler.on_trial_add(nothing, past)
         results = [{"judged": share, "value": value} for _, share, value in trial.curve]
@@ -99,10 +99,10 @@ def fit(
     scheduler: TrialScheduler,
     reports: Callback,
     suggestions: Searcher | None = None,
-    at_once: int | None = None,
-    beginning: dict[str, Any] | None = None,
+    max_concurrent: int | None = None,
+    param_space: dict[str, Any] | None = None,
 ) -> None:
-    """Runs Tune to its end, with what is suggested or, for a population, with its `beginning`."""
+    """Runs Tune to its end, with what is suggested or, for a population, its `param_space`."""
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     root = search.store.root
     scratch = f"work/ray/tune-{search.name}"
@@ -110,10 +110,10 @@ def fit(
     # a member's state must be where every machine can read it; nothing else is kept there
     tuner = tune.Tuner(
         tune.with_resources(TrialActor, tune.PlacementGroupFactory([resources])),
-        param_space=beginning,
+        param_space=param_space,
         tune_config=TuneConfig(
             search_alg=suggestions, scheduler=scheduler, num_samples=-1 if suggestions else 1,
-            max_concurrent_trials=at_once, reuse_actors=True,
+            max_concurrent_trials=max_concurrent, reuse_actors=True,
             trial_name_creator=attrgetter("trial_id"), trial_dirname_creator=attrgetter("trial_id"),
         ),
         run_config=RunConfig(
@@ -187,7 +187,7 @@ class Reports(NotSaved, Callback):
             curve[:] = [point for point in curve if point[0] < result["step"]]
             curve.append([result["step"], result["progress"], result["value"]])
 
-    def taken(self, trial: Any) -> tuple[dict[str, Any], Curve]:
+    def pop(self, trial: Any) -> tuple[dict[str, Any], Curve]:
         """The last result and the curve of a trial that ended."""
         return self._last.pop(trial.trial_id, {}), self._curves.pop(trial.trial_id, [])
 
@@ -203,10 +203,10 @@ class _QueueReports(Reports):
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any
     ) -> None:
         super().on_trial_result(iteration, trials, trial, result)
-        self._queue.tell_news(_fingerprint(trial), result)
+        self._queue.tell_result(_fingerprint(trial), result)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
-        last, curve = self.taken(trial)
+        last, curve = self.pop(trial)
         assignment: Assignment = trial.config["assignment"]
         store = self._queue.search.store
         facts: dict[str, Any]
@@ -228,7 +228,7 @@ class _QueueReports(Reports):
         error = trial.get_pickled_error()
         lines = [line for line in str(error).splitlines() if line.strip()] if error else []
         reason = f"its process died: {lines[0]}" if lines else "its process died"
-        last, _curve = self.taken(trial)
+        last, _curve = self.pop(trial)
         self._end(trial, last, {"status": "failed", "reason": reason, "retryable": True})
 
     def _end(self, trial: Any, last: dict[str, Any], facts: dict[str, Any]) -> None:

@@ -39,7 +39,7 @@ class TrialQueue:
     Args:
         seeds: of every configuration.
         may_start: False once the budget is spent.
-        watch: called with every trial that ended, and with None when one has news.
+        watch: called with every trial that ended, and with None when one has a new result.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class TrialQueue:
         self._seen: set[str] = set()
         self._next: Assignment | None = None
         self.running: dict[str, Assignment] = {}
-        self.news: dict[str, dict[str, Any]] = {}
+        self.results: dict[str, dict[str, Any]] = {}  # the newest of every running trial
 
     def peek(self) -> Assignment | None:
         """What `next` will give; what is known already is written down."""
@@ -98,14 +98,14 @@ class TrialQueue:
         seeds = sum(1 + len(candidate.seeds) for candidate in waiting)
         return self._searcher.num_left() * len(self._seeds) + seeds
 
-    def tell_news(self, fingerprint: str, result: dict[str, Any]) -> None:
+    def tell_result(self, fingerprint: str, result: dict[str, Any]) -> None:
         """How far a running trial is."""
-        self.news[fingerprint] = result
+        self.results[fingerprint] = result
         self._watch(self, None)
 
     def end(self, fingerprint: str, **facts: Any) -> Trial:
         """Writes down a trial that ran; `facts` are fields of `Trial` that are known of it now."""
-        self.news.pop(fingerprint, None)
+        self.results.pop(fingerprint, None)
         trial = self._trial(self.running.pop(fingerprint), **facts)
         self._close(self._owner.pop(fingerprint), trial)
         return trial
