@@ -56,20 +56,18 @@ def importances(outcome: Outcome) -> dict[str, float]:
     import optuna
 
     search = outcome.search
-    scores: dict[str, list[float]] = {}
-    configurations: dict[str, Configuration] = {}
+    groups: dict[str, tuple[Configuration, list[float]]] = {}
     for trial in outcome.scored:
         score = _early(outcome, trial) if _any_stopped(outcome) else trial.score
         if score is not None and search.space.holds(trial.values):
             name = search.configuration_id(trial.values)
-            configurations.setdefault(name, trial.values)
-            scores.setdefault(name, []).append(score)
-    means = {name: mean(of_seeds) for name, of_seeds in scores.items()}
-    if len(means) < 4 or len(set(means.values())) == 1:
+            groups.setdefault(name, (trial.values, []))[1].append(score)
+    known = [(values, mean(scores)) for values, scores in groups.values()]
+    if len(known) < 4 or len({score for _, score in known}) == 1:
         return {}
     study = new_study(search.settings.maximise)
-    for name, score in means.items():
-        add_known(study, search.space, configurations[name], score)
+    for values, score in known:
+        add_known(study, search.space, values, score)
     evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
     try:
         return dict(optuna.importance.get_param_importances(study, evaluator=evaluator))

@@ -132,13 +132,12 @@ def draw(dimension: Dimension, generator: np.random.Generator) -> Any:
     """A random value of a dimension that is not tied."""
     if dimension.values is not None:
         return dimension.values[int(generator.integers(len(dimension.values)))]
+    assert dimension.bounds is not None
+    low, high = dimension.bounds
     if dimension.integer is not None:
-        return int(generator.integers(dimension.integer[0], dimension.integer[1] + 1))
+        return int(generator.integers(int(low), int(high) + 1))
     if dimension.loguniform is not None:
-        low, high = map(math.log, dimension.loguniform)
-        return dimension.nearest(math.exp(generator.uniform(low, high)))
-    assert dimension.uniform is not None
-    low, high = dimension.uniform
+        return dimension.nearest(math.exp(generator.uniform(math.log(low), math.log(high))))
     return dimension.nearest(generator.uniform(low, high))
 
 
