@@ -5,13 +5,14 @@ from itertools import count
 from types import SimpleNamespace
 
 import pytest
+from ray.tune.search import ConcurrencyLimiter, Searcher
 
 from stages.errors import StorageError, UserError
 from tests.support.trials import RATE, trial
 from tune.actor import TrialActor
 from tune.assignment import Assignment
 from tune.population import MemberReports, Population
-from tune.ray_tune import make_scheduler, replay
+from tune.ray_tune import make_scheduler, replay, run_trials
 from tune.searchers import Listed
 from tune.trial_queue import TrialQueue
 from tune.trials import TrialLog
@@ -141,3 +142,32 @@ def test_a_continued_scheduler_decides_as_if_it_had_never_stopped(make_search, s
     continued = make_scheduler(search)
     replay(continued, search, TrialQueue(search, log, Listed([]), [1], "search"))
     assert dict(feed(continued, numbered[20:])) == dict(list(whole.items())[20:])
+
+
+def test_no_more_trials_run_at_once_than_were_asked_for(make_search, monkeypatch):
+    search = make_search({RATE: {"grid": [0.1, 0.2, 0.3]}}, seeds=[1])
+    log = TrialLog(search.store.root, search.folder)
+    queue = TrialQueue(search, log, Listed(list(search.space.grid())), [1], "search")
+
+    class Tuner:
+        """Asks for trials as Ray's does, and ends the first one."""
+
+        def __init__(self, *_, tune_config, **__):
+            most = tune_config.max_concurrent_trials
+            self.limited = ConcurrencyLimiter(tune_config.search_alg, max_concurrent=most)
+
+        def fit(self):
+            first = self.limited.suggest("0")["assignment"]
+            assert self.limited.suggest("1")["assignment"].values == {RATE: 0.2}
+            assert self.limited.suggest("2") is None and len(queue.running) == 2
+            queue.end(first.work.node.fingerprint, status="failed", reason="x")
+            self.limited.on_trial_complete("0")
+            assert self.limited.suggest("3")["assignment"].values == {RATE: 0.3}
+            for fingerprint in list(queue.running):
+                queue.end(fingerprint, status="failed", reason="x")
+            self.limited.on_trial_complete("1")
+            assert self.limited.suggest("4") == Searcher.FINISHED
+
+    monkeypatch.setattr("ray.tune.Tuner", Tuner)
+    run_trials(queue, {"CPU": 1}, 2, stops_early=True)
+    assert len(log) == 3
