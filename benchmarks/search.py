@@ -1,4 +1,4 @@
-"""A search of 24 settings with ASHA against the same 24 trainings from the command line.
+"""A search of 24 configurations with ASHA against the same 24 trainings from the command line.
 
     SENTRAY_DATA=/path/to/data python benchmarks/search.py --steps 40
 
@@ -125,7 +125,7 @@ def main() -> None:
 
 
 def dev_score(storage: Path, values: dict[str, float], options: argparse.Namespace) -> float:
-    """What the command line's training of one setting reached."""
+    """What the command line's training of one configuration reached."""
     changes = [
         f"storage={storage}", "train.batch_size=64", f"train.max_steps={options.steps}",
         f"train.dev.every_steps={options.steps // 4}", "train.seed=1",

@@ -2,9 +2,10 @@
 
     python benchmarks/search_memory.py --trials 200
 
-Trains a student of a few thousand parameters for two steps in each trial (random settings, no early
-stopping) and prints, every so many trials, the driver's resident memory, the size of the storage
-root and the number of trials that keep their weights; then what a trial costs beside its training.
+Trains a student of a few thousand parameters for two steps in each trial (random configurations, no
+early stopping) and prints, every so many trials, the driver's resident memory, the size of the
+storage root and the number of trials that keep their weights; then what a trial costs beside its
+training.
 """
 
 import argparse

@@ -46,8 +46,9 @@ def _plan(options: argparse.Namespace) -> int:
 
 def _tune(options: argparse.Namespace) -> int:
     from tune.definition import Search
+    from tune.page import write_report
     from tune.phases import run_search
-    from tune.report import outcome_text, write_report
+    from tune.report import outcome_text
 
     search = Search(options.recipe, options.set)
     outcome = run_search(search, options.address, lambda line: print(line, flush=True))

@@ -109,13 +109,13 @@ def test_name_and_version_enter_the_fingerprints_of_what_it_makes(package, recip
     assert changed.isdisjoint({"sentences", "tokens", "evaluate:before:made-up"})
 
 
-def test_a_searcher_of_the_package_chooses_the_settings(package, recipe_file):
+def test_a_searcher_of_the_package_chooses_the_configurations(package, recipe_file):
     recipe = yaml.safe_load(recipe_file.read_text())
     grid = {"train.learning_rate": {"grid": [0.1, 0.2, 0.3]}}
     recipe["search"] = {"space": grid, "searcher": "every-other", "trials": 3}
     recipe_file.write_text(yaml.safe_dump(recipe))
-    source = Search(str(recipe_file)).source([])
-    assert [source.next(), source.next(), source.next()] == [
+    searcher = Search(str(recipe_file)).searcher([])
+    assert [searcher.next(), searcher.next(), searcher.next()] == [
         {"train.learning_rate": 0.1}, {"train.learning_rate": 0.3}, None]  # fmt: skip
     recipe["search"]["searcher"] = "every-thrid"
     recipe_file.write_text(yaml.safe_dump(recipe))

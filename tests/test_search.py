@@ -122,7 +122,7 @@ def test_more_trials_another_space_and_another_search_read_what_is_there(sentray
     assert "8 finished" in out  # the three of the old space belong to the recipe too
 
     file = tune({RATE: {"grid": rates}}, name="other", scheduler="none")
-    assert "starting Ray" not in sentray("tune", file)  # all its settings are known
+    assert "starting Ray" not in sentray("tune", file)  # all its configurations are known
     assert [one["reused"] for one in trials_of(sentray, "other")] == [True] * 3
 
 

@@ -9,58 +9,19 @@ import gc
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from ray.tune import Trainable
 
-from pipeline.recipe.document import Document
+from pipeline.plan.graph import build_graph
+from pipeline.recipe.read import read_recipe
 from pipeline.run.hosts import use_assigned_cores
-from pipeline.run.workspace import Workspace
 from stages.errors import StorageError, UserError
 from stages.files import Root
 from stages.train.stage import Train
-from tune.definition import train_stage
+from tune.assignment import Assignment
 from tune.nested import every_row, nested_rows
-from tune.space import Space, Values
 from tune.trials import curve_of, publish_result
-
-
-@dataclass(frozen=True)
-class Member:
-    """One of a population, whose settings change while it trains: they are then in Tune's
-    configuration, by path.
-
-    document: the recipe, without ${VARIABLES}.
-    """
-
-    name: str
-    space: Space
-    document: Document
-    seed: int
-
-
-@dataclass(frozen=True, repr=False)
-class Assignment:
-    """What an actor is to train; `repr` is short since Tune puts it into names.
-
-    result: the work whose publication says that the trial is finished.
-    may_be_stopped: whether the scheduler judges it.
-    """
-
-    work: Workspace
-    result: Workspace
-    values: Values
-    metric: str
-    search: str
-    may_be_stopped: bool = True
-    member: Member | None = None
-
-    def __repr__(self) -> str:
-        return self.work.node.fingerprint[:8]
-
-    def __deepcopy__(self, memo: Any) -> "Assignment":
-        return self  # Tune copies configurations often
 
 
 class TrialActor(Trainable):
@@ -81,7 +42,6 @@ class TrialActor(Trainable):
         self._values = self._assignment.values
         if self._assignment.member is not None:
             self._values = self._assignment.member.space.within(config)
-        self._started = time.time()
         self._training: Any = None  # of a one-device trial
         self._rows: Iterator[dict[str, Any]] | None = None
         self._seconds = 0.0
@@ -100,10 +60,9 @@ class TrialActor(Trainable):
     def _next_result(self) -> dict[str, Any]:
         if self._rows is None:
             self._rows = self._open()
-        metric = self._assignment.metric
         started = time.time()
         for row in self._rows:
-            point = curve_of([row], metric)
+            point = curve_of([row], self._assignment.metric)
             if not (point or row["last"]):
                 continue
             self._seconds += time.time() - started
@@ -124,15 +83,18 @@ class TrialActor(Trainable):
     def _open(self) -> Iterator[dict[str, Any]]:
         work, member = self._assignment.work, self._assignment.member
         stage = work.node.stage
+        if member is not None:
+            changes = self._values | {"train.seed": self._assignment.seed}
+            recipe = read_recipe(member.document.changed(changes, ""))
+            stage = build_graph(recipe).nodes["train"].stage
         assert isinstance(stage, Train)
         if stage.settings.resolved_engine == "deepspeed":
             return nested_rows(work, self._assignment.search)
         from stages.train.engine import PlainEngine
         from stages.train.run import start_training
 
-        if member is not None:  # it continues others
-            stage = train_stage(member.document, self._values, member.seed)
-        self._training = start_training(stage, work, PlainEngine, member is None)
+        # a member continues others, not itself
+        self._training = start_training(stage, work, PlainEngine, checkpointed=member is None)
         return every_row(self._training)
 
     def _publish(self) -> None:
@@ -145,23 +107,20 @@ class TrialActor(Trainable):
 
     def _facts(self, step: int) -> dict[str, Any]:
         """What this trial cost so far."""
-        now = time.time()
-        return {
-            "step": step,
-            "seconds": self._seconds,
-            "overhead_seconds": now - self._free_since - self._seconds,
-        }
+        overhead = time.time() - self._free_since - self._seconds
+        return {"step": step, "seconds": self._seconds, "overhead_seconds": overhead}
 
     def _over(self, result: dict[str, Any]) -> dict[str, Any]:
-        result |= {"overhead_seconds": time.time() - self._free_since - self._seconds}
+        """The last result; what it cost includes the publishing."""
+        result |= self._facts(result["step"]) | {"done": True}
         self._free_since = time.time()
-        return result | {"done": True}
+        return result
 
     def _failed(self, reason: str, retryable: bool) -> dict[str, Any]:
         step = self._training.progress.step if self._training is not None else 0
-        facts = self._facts(step)
+        result = self._over({"step": step, "reason": reason, "retryable": retryable})
         self.cleanup()
-        return self._over(facts | {"reason": reason, "retryable": retryable})
+        return result
 
     def cleanup(self) -> None:
         """Ends what runs and frees its memory."""
@@ -184,7 +143,7 @@ class TrialActor(Trainable):
         return None
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Goes on where a member was, with the settings that this one has now."""
+        """Goes on where a member was, with the configuration that this one has now."""
         from stages.train.checkpoint import Checkpoints
 
         self._rows = self._open()

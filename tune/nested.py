@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -72,7 +72,7 @@ def nested_rows(work: Workspace, search: str) -> Iterator[dict[str, Any]]:
         try:
             workers = work.node.stage.resources().workers
             assert workers is not None
-            make_on_workers(work, workers, start_board(), _Relayed(relay, search))
+            make_on_workers(work, workers, start_board(), partial(_train_relayed, relay, search))
         except BaseException as error:  # handed to the thread that reads
             errors.append(error)
 
@@ -100,27 +100,19 @@ def nested_rows(work: Workspace, search: str) -> Iterator[dict[str, Any]]:
         thread.join()
 
 
-@dataclass
-class _Relayed:
+def _train_relayed(relay: Any, search: str, work: Workspace) -> None:
     """Runs in every worker of a nested training."""
+    import torch
 
-    relay: Any
-    search: str
+    from stages.train.run import engine_of, publish_training, start_training
 
-    def __call__(self, work: Workspace) -> None:
-        import torch
-
-        from stages.train.run import engine_of, publish_training, start_training
-
-        stage = work.node.stage
-        assert isinstance(stage, Train)
-        training = start_training(stage, work, engine_of(stage))
-        engine = training.engine
-        for row in every_row(training):
-            stop = False
-            if engine.rank == 0:
-                stop = ray.get(self.relay.put.remote(row))
-            device = engine.student.encoder.device
-            if engine.sum_over_workers(torch.tensor(float(stop), device=device)) > 0:
-                return
-        publish_training(work, training, search=self.search)
+    stage = work.node.stage
+    assert isinstance(stage, Train)
+    training = start_training(stage, work, engine_of(stage))
+    engine = training.engine
+    for row in every_row(training):
+        stop = engine.rank == 0 and ray.get(relay.put.remote(row))
+        device = engine.student.encoder.device
+        if engine.sum_over_workers(torch.tensor(float(stop), device=device)) > 0:
+            return
+    publish_training(work, training, search=search)

@@ -1,21 +1,20 @@
-"""Population-based training on Ray Tune: bad members take over state and settings of good ones."""
+"""Population-based training on Ray Tune: bad members take over state and values of good ones."""
 
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 from ray import tune
-from ray.tune import Callback
 from ray.tune.schedulers import PopulationBasedTraining
 
 from stages.errors import UserError
-from tune.actor import Assignment
+from tune.assignment import Assignment
 from tune.definition import Search
 from tune.progress import shown_score, values_text
-from tune.ray_tune import NotSaved, add_point, cost_of, fit, mode_of
-from tune.space import Values
-from tune.trials import Curve, Trial, TrialLog
+from tune.ray_tune import Reports, cost_of, fit, mode_of
+from tune.space import draw
+from tune.trials import Trial, TrialLog
 
 
 def run_population(
@@ -25,32 +24,26 @@ def run_population(
     resources: dict[str, float],
     out: Callable[[str], None],
 ) -> None:
-    """Trains all members, some at a time; bad ones take over state and settings of good ones.
+    """Trains all members, some at a time; bad ones take over state and values of good ones.
 
-    A member's trial has the settings with which it ended.
+    A member's trial has the configuration with which it ended.
     """
-    settings = search.settings
-    mutations: dict[str, Any] = {}
-    for name, dimension in search.space.dimensions.items():
-        if dimension.values is not None:
-            mutations[name] = dimension.values
-        elif dimension.integer is not None:
-            mutations[name] = tune.randint(dimension.integer[0], dimension.integer[1] + 1)
-        elif dimension.bounds is not None:
-            low, high = dimension.bounds
-            sample = tune.loguniform if dimension.loguniform else tune.uniform
-            mutations[name] = sample(low, high)
+    generator = np.random.default_rng()
+    mutations = {
+        name: dimension.values or partial(draw, dimension, generator)
+        for name, dimension in search.space.dimensions.items()
+        if dimension.tied is None
+    }
     scheduler = Population(
         search, time_attr="judged", metric="value", mode=mode_of(search),
-        perturbation_interval=100 * settings.interval, hyperparam_mutations=mutations,
+        perturbation_interval=100 * search.settings.interval, hyperparam_mutations=mutations,
         require_attrs=False, log_config=False,
     )  # fmt: skip
-    reports = MemberReports(search, log, out)
     # Tune lets no searcher propose a population
-    beginning: dict[str, Any] = {"assignment": tune.grid_search(assignments)}
+    param_space: dict[str, Any] = {"assignment": tune.grid_search(assignments)}
     for name in search.space.dimensions:
-        beginning[name] = tune.sample_from(partial(_first_value, name))
-    fit(search, resources, scheduler, None, reports, beginning)
+        param_space[name] = tune.sample_from(partial(_first_value, name))
+    fit(search, resources, scheduler, MemberReports(search, log, out), param_space=param_space)
 
 
 def _first_value(name: str, spec: Any) -> Any:
@@ -60,26 +53,25 @@ def _first_value(name: str, spec: Any) -> Any:
 class Population(PopulationBasedTraining):
     """Ray's, which leaves out changes that the recipe refuses (alpha above its upper bound)."""
 
-    def __init__(self, search: Search, **settings: Any) -> None:
-        super().__init__(**settings)
+    def __init__(self, search: Search, **options: Any) -> None:
+        super().__init__(**options)
         self._search = search
 
     def _get_new_config(self, trial: Any, trial_to_clone: Any) -> tuple[dict[str, Any], Any]:
-        found, operations = super()._get_new_config(trial, trial_to_clone)
+        config, operations = super()._get_new_config(trial, trial_to_clone)
         try:
-            self._search.work_of(self._search.space.within(found), self._search.seeds[0])
+            self._search.work_of(self._search.space.within(config), self._search.seeds[0])
         except UserError:
             return dict(trial_to_clone.config), {}
-        return found, operations
+        return config, operations
 
 
-class MemberReports(NotSaved, Callback):
+class MemberReports(Reports):
     """Writes a population's members down as they end."""
 
     def __init__(self, search: Search, log: TrialLog, out: Callable[[str], None]) -> None:
+        super().__init__()
         self._search, self._log, self._out = search, log, out
-        self._curves: dict[str, Curve] = {}
-        self._last: dict[str, dict[str, Any]] = {}
         self._members: dict[str, str] = {}
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
@@ -89,35 +81,31 @@ class MemberReports(NotSaved, Callback):
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any
     ) -> None:
-        key = trial.trial_id
-        self._last[key] = result
-        curve = self._curves.setdefault(key, [])
-        if add_point(curve, result):
-            share, value = curve[-1][1:]
-            values = values_text(self._values(trial))
-            self._out(f"member {self._members[key]}: {share:.0f}%  {shown_score(value)}  {values}")
+        super().on_trial_result(iteration, trials, trial, result)
+        if "value" in result:
+            values = values_text(self._search.space.within(trial.config))
+            share, score = f"{result['progress']:.0f}%", shown_score(result["value"])
+            self._out(f"member {self._members[trial.trial_id]}: {share}  {score}  {values}")
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
-        last = self._last.get(trial.trial_id, {})
-        self._end(trial, last.get("reason", ""), last.get("retryable", False))
+        self._end(trial)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
-        self._end(trial, "its process died", retryable=True)
+        self._end(trial, {"reason": "its process died", "retryable": True})
 
-    def _values(self, trial: Any) -> Values:
-        return self._search.space.within(trial.config)
-
-    def _end(self, trial: Any, reason: str, retryable: bool) -> None:
-        values, seed = self._values(trial), self._search.seeds[0]
+    def _end(self, trial: Any, error: dict[str, Any] | None = None) -> None:
+        values, seed = self._search.space.within(trial.config), self._search.seeds[0]
+        metric = self._search.settings.metric
         work = self._search.work_of(values, seed)
-        key = trial.trial_id
-        last, curve = self._last.pop(key, {}), self._curves.pop(key, [])
+        last, curve = self.pop(trial)
+        last = last | (error or {})
+        reason = last.get("reason", "")
         if not (reason or "value" in last):  # an earlier figure is not what it ended with
-            reason = f"training ended with no {self._search.settings.metric} that is a number"
+            reason = f"training ended with no {metric} that is a number"
         self._log.add(Trial(
-            fingerprint=f"{work.node.fingerprint}-{self._members[key]}", folder=work.folder,
-            phase="population", values=values, seed=seed,
-            status="failed" if reason else "finished", metric=self._search.settings.metric,
-            score=None if reason else curve[-1][2], reason=reason, retryable=retryable, curve=curve,
-            ended=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **cost_of(last),
+            fingerprint=f"{work.node.fingerprint}-{self._members[trial.trial_id]}",
+            folder=work.folder, phase="population", values=values, seed=seed,
+            status="failed" if reason else "finished", metric=metric,
+            score=None if reason else curve[-1][2], reason=reason,
+            retryable=last.get("retryable", False), curve=curve, **cost_of(last),
         ))  # fmt: skip

@@ -2,15 +2,16 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from statistics import mean
 
 from stages.text import clock
 from stages.variables import hide_values
 from tune.definition import Search
-from tune.space import Values
+from tune.space import Configuration
 from tune.trial_queue import TrialQueue
-from tune.trials import Trial
+from tune.trials import Trial, now
 
 SECONDS_BETWEEN_LINES = 15.0
 
@@ -21,55 +22,50 @@ class LiveTable:
     def __init__(self, search: Search, out: Callable[[str], None]) -> None:
         self._search, self._out = search, out
         self._started = time.monotonic()
-        self._began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._began = now()
         self._last = 0.0
         self._ended: dict[str, Trial] = {}
         self._num_lines = 0
 
     def show(self, queue: TrialQueue, trial: Trial | None) -> None:
-        """Takes news in, and prints them unless that was done a moment ago."""
+        """Takes in a trial that ended, or none, and prints unless that was done a moment ago."""
         if trial is not None:
             self._ended[trial.fingerprint] = trial
         terminal = sys.stdout.isatty()
-        now = time.monotonic()
-        wait = 0.5 if terminal else SECONDS_BETWEEN_LINES
+        waited = time.monotonic() - self._last
         failed = trial is not None and trial.status == "failed"
         if failed and trial is not None:
-            self._clear(terminal)
+            self._clear()
             reason = hide_values(trial.reason)
             self._out(f"failed: {values_text(trial.values)}, seed {trial.seed}: {reason}")
-        if not queue.running or (now - self._last < wait and not failed):
+        too_soon = waited < (0.5 if terminal else SECONDS_BETWEEN_LINES)
+        if not queue.running or (too_soon and not failed):
             return
-        self._last = now
-        self._clear(terminal)
+        self._last += waited
+        self._clear()
         lines = [self._summary(queue)]
-        for key, started in queue.running.items():
-            news = queue.news.get(key, {})
-            value = shown_score(news["value"]) if "value" in news else ""
+        for key, running in queue.running.items():
+            result = queue.results.get(key, {})
+            value = shown_score(result["value"]) if "value" in result else ""
             lines.append(
-                f"  {news.get('progress', 0):3.0f}%  {value:>7}  seed {started.seed}  "
-                f"{values_text(started.values)}"
+                f"  {result.get('progress', 0):3.0f}%  {value:>7}  seed {running.seed}  "
+                f"{values_text(running.values)}"
             )
         if terminal:
             self._num_lines = len(lines)
         for line in lines if terminal else lines[:1]:
             self._out(line)
 
-    def _clear(self, terminal: bool) -> None:
-        if terminal and self._num_lines:
+    def _clear(self) -> None:
+        if self._num_lines:
             print(f"\x1b[{self._num_lines}F\x1b[J", end="")
         self._num_lines = 0
 
     def _summary(self, queue: TrialQueue) -> str:
         ended = list(self._ended.values())
-        counts = {
-            name: sum(trial.status == name for trial in ended)
-            for name in ("finished", "stopped", "failed")
-        }
-        parts = [f"{len(queue.running)} running"]
-        parts += [f"{count} {name}" for name, count in counts.items() if count]
+        counts = ", ".join([f"{len(queue.running)} running", *status_counts(ended)])
         scored = [t for t in ended if t.status == "finished" and t.score is not None]
-        text = f"{time.strftime('%H:%M:%S')}  {queue.phase:<8} {', '.join(parts)}"
+        text = f"{time.strftime('%H:%M:%S')}  {queue.phase:<8} {counts}"
         if scored:
             choose = max if self._search.settings.maximise else min
             best = choose(scored, key=lambda trial: trial.score or 0.0)
@@ -84,14 +80,23 @@ class LiveTable:
         return text
 
 
-def values_text(values: Values) -> str:
-    """A setting in few words: the last part of each path is enough where it is the only one."""
-    last = [path.rpartition(".")[2] for path in values]
-    names = [
-        path if last.count(short) > 1 else short for path, short in zip(values, last, strict=True)
-    ]
-    pairs = zip(names, values.values(), strict=True)
-    return ", ".join(f"{name} {shown(value)}" for name, value in pairs)
+def status_counts(trials: Iterable[Trial]) -> list[str]:
+    """How many trials ended how, as ["3 finished", "1 failed"]."""
+    counts = Counter(trial.status for trial in trials)
+    return [f"{counts[s]} {s}" for s in ("finished", "stopped", "failed") if counts[s]]
+
+
+def values_text(values: Configuration) -> str:
+    """A configuration in few words."""
+    names = short_names(values)
+    return ", ".join(f"{names[path]} {shown(value)}" for path, value in values.items())
+
+
+def short_names(paths: Iterable[str]) -> dict[str, str]:
+    """By setting path its last part, or all of it where another one ends alike."""
+    last = {path: path.rpartition(".")[2] for path in paths}
+    ends = list(last.values())
+    return {path: path if ends.count(end) > 1 else end for path, end in last.items()}
 
 
 def shown_score(value: float) -> str:

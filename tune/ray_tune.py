@@ -7,11 +7,11 @@ there. Its own record of the experiment is scratch.
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
-import ray
 from ray import tune
 from ray.tune import Callback, CheckpointConfig, FailureConfig, RunConfig, TuneConfig
 from ray.tune.schedulers import (
@@ -22,13 +22,12 @@ from ray.tune.schedulers import (
 )
 from ray.tune.search import Searcher
 
-from pipeline.run.hosts import placement
-from pipeline.run.workspace import Workspace
-from stages.errors import UserError
-from tune.actor import Assignment, TrialActor
+from tune.actor import TrialActor
+from tune.assignment import Assignment
 from tune.definition import Search
+from tune.ranking import own_trials
 from tune.trial_queue import TrialQueue
-from tune.trials import Curve, Trial, measured
+from tune.trials import Curve, measured
 
 QUIET_TUNE = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
@@ -40,61 +39,15 @@ QUIET_TUNE = {
 }
 
 
-def trial_resources(search: Search, work: Workspace) -> tuple[dict[str, float], int]:
-    """What Tune reserves for a trial, and how many trials fit at once.
-
-    A trial with several workers reserves nothing itself: its workers' cores are taken all at once,
-    or not at all, by Ray Train, so trials cannot wait for each other for ever.
-
-    Raises:
-        UserError: not one trial fits into this cluster.
-    """
-    settings, workers = search.settings, work.node.stage.resources().workers
-    assert workers is not None
-    have = ray.cluster_resources()
-    if workers.grouped:
-        cores, gpus = placement(workers, work.name)
-        fits = int(have["CPU"] // (cores * workers.count))
-        if gpus:
-            fits = min(fits, int(have["GPU"] // (gpus * workers.count)))
-        # one byte of memory, since Tune takes no trial that needs nothing
-        return {"CPU": 0, "memory": 1}, max(1, fits)
-    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    cores = settings.cpus_per_trial or workers.cpus or 1
-    share = settings.gpus_per_trial
-    if share is None:
-        share = float(workers.gpus or 0) or (1.0 if have.get("GPU") else 0.0)
-    fits = sum(
-        int(min(node.get("CPU", 0) / cores, node.get("GPU", 0) / share + 1e-9 if share else 1e9))
-        for node in alive
-    )
-    if fits < 1:
-        most = max(node.get("CPU", 0) for node in alive)
-        raise UserError(
-            f"search: a trial with {cores} core(s) and {share:g} GPU(s) fits on no machine of this "
-            f"cluster (the largest has {most:g} cores; {have.get('GPU', 0):g} GPUs in all); lower "
-            "search.cpus_per_trial or gpus_per_trial"
-        )
-    return {"CPU": cores, "GPU": share}, fits
-
-
-def concurrency(search: Search, fits: int, out: Callable[[str], None]) -> int:
-    """Trials at once: what was asked for, if it fits."""
-    asked = search.settings.concurrency
-    if asked is not None and asked > fits:
-        out(f"warning: search.concurrency is {asked}, but only {fits} trials fit; {fits} at once")
-    return min(asked or fits, fits)
-
-
 def run_trials(
-    queue: TrialQueue, resources: dict[str, float], at_once: int, stops_early: bool
+    queue: TrialQueue, resources: dict[str, float], max_concurrent: int, stops_early: bool
 ) -> None:
     """Runs a queue's trials to its end, within a Ray session."""
     search = queue.search
     scheduler = make_scheduler(search) if stops_early else FIFOScheduler()
     if stops_early:
         replay(scheduler, search, queue)
-    fit(search, resources, scheduler, _Suggestions(queue, at_once), _Reports(queue))
+    fit(search, resources, scheduler, _QueueReports(queue), _Suggestions(queue), max_concurrent)
 
 
 def mode_of(search: Search) -> str:
@@ -116,24 +69,20 @@ def make_scheduler(search: Search) -> TrialScheduler:
     return FIFOScheduler()
 
 
-class _Past:
+class _EarlierTrial:
     """A trial of an earlier run, as far as schedulers look at it."""
 
-    def __init__(self, trial: Trial) -> None:
-        self.trial_id = trial.fingerprint
-        self.config: dict[str, Any] = {}
-        self.status = "TERMINATED"
+    def __init__(self, trial_id: str) -> None:
+        self.trial_id, self.config, self.status = trial_id, dict[str, Any](), "TERMINATED"
 
 
 def replay(scheduler: TrialScheduler, search: Search, queue: TrialQueue) -> None:
     """Shows a scheduler the curves of earlier runs, so that a continued search stops alike."""
-    for trial in queue.log:
-        same = (
-            trial.phase == queue.phase and queue.may_be_stopped(trial.seed) and search.owns(trial)
-        )
-        if not (same and trial.curve):
+    for trial in own_trials(search, queue.log):
+        alike = trial.phase == queue.phase and queue.may_be_stopped(trial.seed)
+        if not (alike and trial.curve):
             continue
-        past: Any = _Past(trial)
+        past: Any = _EarlierTrial(trial.fingerprint)
         nothing: Any = None  # neither ASHA nor the median rule asks the controller here
         scheduler.on_trial_add(nothing, past)
         results = [{"judged": share, "value": value} for _, share, value in trial.curve]
@@ -148,12 +97,12 @@ def fit(
     search: Search,
     resources: dict[str, float],
     scheduler: TrialScheduler,
-    searcher: Searcher | None,
     reports: Callback,
-    beginning: dict[str, Any] | None = None,
+    suggestions: Searcher | None = None,
+    max_concurrent: int | None = None,
+    param_space: dict[str, Any] | None = None,
 ) -> None:
-    """Runs Tune to its end; `beginning` holds the members of a population, whom no searcher
-    proposes."""
+    """Runs Tune to its end, with what is suggested or, for a population, its `param_space`."""
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     root = search.store.root
     scratch = f"work/ray/tune-{search.name}"
@@ -161,10 +110,11 @@ def fit(
     # a member's state must be where every machine can read it; nothing else is kept there
     tuner = tune.Tuner(
         tune.with_resources(TrialActor, tune.PlacementGroupFactory([resources])),
-        param_space=beginning,
+        param_space=param_space,
         tune_config=TuneConfig(
-            search_alg=searcher, scheduler=scheduler, num_samples=-1 if searcher else 1,
-            reuse_actors=True, trial_name_creator=_name, trial_dirname_creator=_name,
+            search_alg=suggestions, scheduler=scheduler, num_samples=-1 if suggestions else 1,
+            max_concurrent_trials=max_concurrent, reuse_actors=True,
+            trial_name_creator=attrgetter("trial_id"), trial_dirname_creator=attrgetter("trial_id"),
         ),
         run_config=RunConfig(
             name="tune", storage_path=root.path(scratch), storage_filesystem=root.fs, verbose=0,
@@ -194,10 +144,6 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
             del os.environ[name]
 
 
-def _name(trial: Any) -> str:
-    return str(trial.trial_id)
-
-
 class NotSaved:
     """Tune pickles the parts of an experiment; ours are never restored from that."""
 
@@ -207,80 +153,92 @@ class NotSaved:
     def save(self, checkpoint_path: str) -> None:
         return
 
-    def restore(self, checkpoint_path: str) -> None:
-        return
-
 
 class _Suggestions(NotSaved, Searcher):
     """Tune's view of a queue."""
 
-    def __init__(self, queue: TrialQueue, at_once: int) -> None:
+    def __init__(self, queue: TrialQueue) -> None:
         super().__init__(metric="value", mode=mode_of(queue.search))
-        self._queue, self._at_once = queue, at_once
+        self._queue = queue
 
     def suggest(self, trial_id: str) -> Any:
-        if self._queue.num_running >= self._at_once:
-            return None
-        started = self._queue.next()
-        if started is None:
-            return Searcher.FINISHED if self._queue.is_over() else None
-        return {"assignment": Assignment(
-            started.work, started.result, started.values, self._queue.search.settings.metric,
-            self._queue.search.name, self._queue.may_be_stopped(started.seed),
-        )}  # fmt: skip
+        assignment = self._queue.next()
+        if assignment is None:
+            return None if self._queue.running else Searcher.FINISHED
+        return {"assignment": assignment}
 
     def on_trial_complete(self, *arguments: Any, **more: Any) -> None:
         return
 
 
-class _Reports(NotSaved, Callback):
-    """Writes what happens to trials into the queue."""
+class Reports(NotSaved, Callback):
+    """Keeps the newest result of every running trial, and its curve."""
 
-    def __init__(self, queue: TrialQueue) -> None:
-        self._queue = queue
+    def __init__(self) -> None:
         self._last: dict[str, dict[str, Any]] = {}
         self._curves: dict[str, Curve] = {}
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any
     ) -> None:
-        key = _fingerprint(trial)
-        self._last[key] = result
-        add_point(self._curves.setdefault(key, []), result)
-        self._queue.tell_news(key, result)
+        self._last[trial.trial_id] = result
+        curve = self._curves.setdefault(trial.trial_id, [])
+        if "value" in result:  # a point at that step or later is of a process that died
+            curve[:] = [point for point in curve if point[0] < result["step"]]
+            curve.append([result["step"], result["progress"], result["value"]])
+
+    def pop(self, trial: Any) -> tuple[dict[str, Any], Curve]:
+        """The last result and the curve of a trial that ended."""
+        return self._last.pop(trial.trial_id, {}), self._curves.pop(trial.trial_id, [])
+
+
+class _QueueReports(Reports):
+    """Writes what happens to trials into the queue."""
+
+    def __init__(self, queue: TrialQueue) -> None:
+        super().__init__()
+        self._queue = queue
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any
+    ) -> None:
+        super().on_trial_result(iteration, trials, trial, result)
+        self._queue.tell_result(_fingerprint(trial), result)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
-        key = _fingerprint(trial)
-        last, curve = self._last.pop(key, {}), self._curves.pop(key, [])
-        started = self._queue.running[key]
-        facts = cost_of(last)
-        if "reason" in last:
-            if not last["retryable"]:
-                self._queue.search.store.root.delete(started.work.scratch)
-            self._queue.end(
-                key, status="failed", reason=last["reason"], retryable=last["retryable"], **facts
-            )
-        elif "published" in last:
-            result = self._queue.search.store.manifest(started.result.folder)
+        last, curve = self.pop(trial)
+        assignment: Assignment = trial.config["assignment"]
+        store = self._queue.search.store
+        facts: dict[str, Any]
+        if "published" in last:
+            result = store.manifest(assignment.result.folder)
             assert result is not None, "a finished trial has published its result"
-            found = measured(result, self._queue.search.settings.metric)
-            self._queue.end(key, **facts, **found)
+            facts = measured(result, assignment.metric)
+        elif "reason" in last:
+            facts = {"status": "failed", "reason": last["reason"], "retryable": last["retryable"]}
         else:
             score = curve[-1][2] if curve else None
-            self._queue.search.store.root.delete(started.work.scratch)
-            self._queue.end(key, status="stopped", score=score, curve=curve, **facts)
-        _lighten(trial)
+            facts = {"status": "stopped", "score": score, "curve": curve}
+        if not ("published" in last or last.get("retryable")):  # nobody goes on from there
+            store.root.delete(assignment.work.scratch)
+        self._end(trial, last, facts)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
         """The process of a trial died, more often than it is replaced."""
-        key = _fingerprint(trial)
-        last = self._last.pop(key, {})
-        self._curves.pop(key, None)
         error = trial.get_pickled_error()
         lines = [line for line in str(error).splitlines() if line.strip()] if error else []
         reason = f"its process died: {lines[0]}" if lines else "its process died"
-        self._queue.end(key, status="failed", reason=reason, retryable=True, **cost_of(last))
-        _lighten(trial)
+        last, _curve = self.pop(trial)
+        self._end(trial, last, {"status": "failed", "reason": reason, "retryable": True})
+
+    def _end(self, trial: Any, last: dict[str, Any], facts: dict[str, Any]) -> None:
+        self._queue.end(_fingerprint(trial), **facts, **cost_of(last))
+        # what Tune would keep of an ended trial until the search ends: about 100 KiB each
+        told = trial.run_metadata
+        for held in (told.last_result, told.metric_analysis, told.metric_n_steps):
+            held.clear()
+        trial.config.clear()
+        trial.evaluated_params.clear()
 
 
 def cost_of(last: dict[str, Any]) -> dict[str, Any]:
@@ -290,24 +248,6 @@ def cost_of(last: dict[str, Any]) -> dict[str, Any]:
         "seconds": last.get("seconds", 0.0),
         "overhead_seconds": last.get("overhead_seconds", 0.0),
     }
-
-
-def add_point(curve: Curve, result: dict[str, Any]) -> bool:
-    """Adds a result's value; one at that step or later is of a process that died."""
-    if "value" not in result:
-        return False
-    curve[:] = [point for point in curve if point[0] < result["step"]]
-    curve.append([result["step"], result["progress"], result["value"]])
-    return True
-
-
-def _lighten(trial: Any) -> None:
-    """Drops what Tune would keep of an ended trial until the search ends: about 100 KiB each."""
-    told = trial.run_metadata
-    for held in (told.last_result, told.metric_analysis, told.metric_n_steps):
-        held.clear()
-    trial.config.clear()
-    trial.evaluated_params.clear()
 
 
 def _fingerprint(trial: Any) -> str:

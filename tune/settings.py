@@ -31,7 +31,7 @@ KINDS = ("grid", "choice", "uniform", "loguniform", "integer", "tied")
 
 
 def as_list(value: Any) -> list[Any]:
-    """A value of `when`: one, or a list of them."""
+    """What `when` gives for a setting, as a list."""
     return value if isinstance(value, list) else [value]
 
 
@@ -66,7 +66,6 @@ class Dimension(Settings):
         given = [kind for kind in KINDS if getattr(self, kind) is not None]
         if len(given) != 1:
             raise ValueError(f"give exactly one of {', '.join(KINDS)}")
-        bounds = self.uniform or self.loguniform or self.integer
         if self.values is not None and not self.values:
             raise ValueError(f"{given[0]} has no values; name at least one")
         try:
@@ -80,6 +79,7 @@ class Dimension(Settings):
         if [] in self.when.values():
             raise ValueError("when: an empty list of values is never met")
         if given[0] in ("uniform", "loguniform", "integer"):
+            bounds = self.bounds
             if bounds is None or len(bounds) != 2:
                 raise ValueError(f"{given[0]} is [least, greatest]")
             if self.integer is not None and max(map(abs, self.integer)) > 2**53:
@@ -200,7 +200,7 @@ class SearchSettings(Settings):
     def _consistent(self) -> "SearchSettings":
         if len(set(self.seeds or [])) < len(self.seeds or []):
             raise ValueError(f"seeds {self.seeds}: one of them is there twice")
-        free = [name for name, one in self.space.items() if one.bounds is not None]
+        free = [name for name, dimension in self.space.items() if dimension.bounds is not None]
         if self.searcher == "grid" and free:
             raise ValueError(
                 f"searcher grid needs lists of values, and {free[0]} has none; give it a grid, or "
@@ -208,14 +208,13 @@ class SearchSettings(Settings):
             )
         if self.resolved_searcher != "grid" and self.trials is None:
             raise ValueError(f"searcher {self.resolved_searcher} needs `trials`: how many to try")
-        for name, one in self.space.items():
-            needed = [*one.when, *([one.tied] if one.tied else [])]
-            for other in needed:
+        for name, dimension in self.space.items():
+            for other in [*dimension.when, *([dimension.tied] if dimension.tied else [])]:
                 if other not in self.space or other == name:
                     raise ValueError(
                         f"space.{name} depends on {other}, which is not another searched setting"
                     )
-            for other, wanted in one.when.items():
+            for other, wanted in dimension.when.items():
                 listed = self.space[other].values
                 missing = [v for v in as_list(wanted) if listed is not None and v not in listed]
                 if missing:
@@ -227,8 +226,8 @@ class SearchSettings(Settings):
         return self
 
     def _check_population(self) -> None:
-        for name, one in self.space.items():
-            if one.when:
+        for name, dimension in self.space.items():
+            if dimension.when:
                 raise ValueError(f"population: space.{name} has a `when`; all members need it")
             if not re.fullmatch(CHANGEABLE, name):
                 raise ValueError(
@@ -236,7 +235,7 @@ class SearchSettings(Settings):
                     "rate, clip_norm, weight_decay, teachers' weights, or weights, temperatures "
                     "and thresholds of objectives"
                 )
-        if not self.lists_settings:
+        if not self.lists_configurations:
             raise ValueError(
                 f"population: members begin at random or on a grid; {self.searcher} proposes none"
             )
@@ -248,8 +247,8 @@ class SearchSettings(Settings):
             raise ValueError("population: every member is one training; give one of `seeds`")
 
     @property
-    def lists_settings(self) -> bool:
-        """Whether all settings are known beforehand."""
+    def lists_configurations(self) -> bool:
+        """Whether all configurations are known beforehand."""
         return self.resolved_searcher in ("grid", "random")
 
     @property
@@ -257,8 +256,8 @@ class SearchSettings(Settings):
         """grid, random, or what is named."""
         if self.searcher is not None:
             return self.searcher
-        lists = all(one.grid is not None or one.tied for one in self.space.values())
-        return "grid" if lists else "random"
+        is_grid = all(dim.grid is not None or dim.tied for dim in self.space.values())
+        return "grid" if is_grid else "random"
 
     @property
     def rule(self) -> str:
@@ -268,6 +267,4 @@ class SearchSettings(Settings):
 
     @property
     def maximise(self) -> bool:
-        if self.direction is None:
-            return self.metric != "loss"
-        return self.direction == "maximum"
+        return self.direction == "maximum" or (self.direction is None and self.metric != "loss")

@@ -1,12 +1,13 @@
-"""The search space: which settings a trial may have, and where the next one comes from.
+"""The search space: which configurations a trial may have.
 
-A setting's values are a plain mapping from setting path to value, in an order in which they can be
-put into the recipe: what another one depends on (`tied`, `when`) comes first.
+A `Configuration` is a plain mapping from setting path to value, in an order in which they can be
+put into the recipe: what another setting depends on (`tied`, `when`) comes first. Variables and
+fields that hold one are called `values`.
 """
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,84 +15,76 @@ import numpy as np
 from stages.errors import UserError
 from tune.settings import Dimension, as_list
 
-Values = dict[str, Any]
+Configuration = dict[str, Any]
 
 
 class Space:
     def __init__(self, dimensions: dict[str, Dimension]) -> None:
         """Raises UserError when settings depend on each other in a circle."""
-        self.dimensions: dict[str, Dimension] = {}
-        waiting = dict(dimensions)
+        self.dimensions, waiting = dimensions, dict(dimensions)
+        ordered: dict[str, Dimension] = {}
         while waiting:
-            ready = [
-                name
-                for name in waiting
-                if not any(other in waiting for other in self._depends_on(name, dimensions))
-            ]
+            ready = [name for name in waiting if waiting.keys().isdisjoint(self.depends_on(name))]
             if not ready:
                 raise UserError(f"search.space: {', '.join(waiting)} depend on each other")
-            for name in ready:
-                self.dimensions[name] = waiting.pop(name)
+            ordered |= {name: waiting.pop(name) for name in ready}
+        self.dimensions = ordered
 
     def depends_on(self, name: str) -> list[str]:
-        """Searched settings of which the others' values and presence depend."""
-        return self._depends_on(name, self.dimensions)
+        """Searched settings on which its value and presence depend."""
+        dimension = self.dimensions[name]
+        tied = [dimension.tied] if dimension.tied else []
+        return [*dimension.when, *tied, *self._sections_around(name)]
 
-    @staticmethod
-    def _depends_on(name: str, dimensions: dict[str, Dimension]) -> list[str]:
-        one = dimensions[name]
-        tied = [one.tied] if one.tied else []
-        return [*one.when, *tied, *_above(name, dimensions)]
-
-    def complete(self, pick: Callable[[str, Dimension], Any]) -> Values:
-        """One setting: `pick` chooses the values that are free."""
-        values: Values = {}
+    def complete(self, pick: Callable[[str, Dimension], Any]) -> Configuration:
+        """A configuration: `pick` chooses the values that are free."""
+        values: Configuration = {}
         for name, dimension in self.dimensions.items():
             if self._is_active(name, values):
-                tied = self._tied(dimension, values)
-                values[name] = pick(name, dimension) if tied is None else tied
+                free = dimension.tied is None
+                values[name] = pick(name, dimension) if free else self._tied(name, values)
         return values
 
-    def grid(self) -> Iterator[Values]:
+    def grid(self) -> Iterator[Configuration]:
         """Every combination of the listed values, the first setting's changing slowest."""
-        yield from self._grid(list(self.dimensions.items()), {})
+        combinations: Iterator[Configuration] = iter([{}])
+        for name in self.dimensions:
+            combinations = self._extended(combinations, name)
+        return combinations
 
-    def random(self, seed: int, number: int) -> Values:
-        """Random setting `number`: a function of the space, `seed` and `number` alone."""
+    def _extended(self, shorter: Iterator[Configuration], name: str) -> Iterator[Configuration]:
+        """Every configuration with each value that the setting has there."""
+        dimension = self.dimensions[name]
+        for values in shorter:
+            if not self._is_active(name, values):
+                yield values
+            elif dimension.tied:
+                yield values | {name: self._tied(name, values)}
+            else:
+                yield from (values | {name: value} for value in dimension.values or [])
+
+    def random(self, seed: int, number: int) -> Configuration:
+        """Random configuration `number`: a function of the space, `seed` and `number` alone."""
         generator = np.random.default_rng([seed, number])
+        return self.complete(lambda _, dimension: draw(dimension, generator))
 
-        def pick(name: str, dimension: Dimension) -> Any:
-            if dimension.values is not None:
-                return dimension.values[int(generator.integers(len(dimension.values)))]
-            if dimension.integer is not None:
-                return int(generator.integers(dimension.integer[0], dimension.integer[1] + 1))
-            if dimension.loguniform is not None:
-                low, high = map(math.log, dimension.loguniform)
-                return dimension.nearest(math.exp(generator.uniform(low, high)))
-            assert dimension.uniform is not None
-            low, high = dimension.uniform
-            return dimension.nearest(generator.uniform(low, high))
-
-        return self.complete(pick)
-
-    def example(self, name: str, last: bool = False) -> Values:
-        """A setting in which `name` is searched, with its first (or last) value."""
-        values: Values = {}
+    def example(self, name: str, last: bool = False) -> Configuration:
+        """A configuration in which `name` is searched, with its first (or last) value."""
+        values: Configuration = {}
         dimension = self.dimensions[name]
         for other, wanted in dimension.when.items():
             values |= self.example(other) | {other: as_list(wanted)[0]}
-        for other in _above(name, self.dimensions):
+        for other in self._sections_around(name):
             present = [v for v in self.dimensions[other].values or [] if v is not None]
             values |= self.example(other) | {other: present[0] if present else None}
         if dimension.tied:
             values = self.example(dimension.tied, last) | values
+            return values | {name: self._tied(name, values)}
         listed: Sequence[Any] = dimension.values or dimension.bounds or []
-        tied = self._tied(dimension, values)
-        values[name] = listed[-1 if last else 0] if tied is None else tied
-        return values
+        return values | {name: listed[-1 if last else 0]}
 
-    def holds(self, values: Values) -> bool:
-        """Whether a setting lies in the space."""
+    def holds(self, values: Configuration) -> bool:
+        """Whether a configuration lies in the space."""
 
         def fits(name: str) -> bool:
             dimension, value = self.dimensions[name], values[name]
@@ -103,39 +96,30 @@ class Space:
             return False
         return self.complete(lambda name, _: values.get(name)) == values
 
-    def within(self, values: Values) -> Values:
-        """The setting with numbers brought back into their bounds, and ties drawn again."""
+    def within(self, values: Configuration) -> Configuration:
+        """The configuration with numbers brought back into their bounds, and ties drawn again."""
 
         def pick(name: str, dimension: Dimension) -> Any:
             return values[name] if dimension.bounds is None else dimension.nearest(values[name])
 
         return self.complete(pick)
 
-    def _grid(self, left: list[tuple[str, Dimension]], values: Values) -> Iterator[Values]:
-        if not left:
-            yield values
-            return
-        (name, dimension), *rest = left
-        if not self._is_active(name, values):
-            yield from self._grid(rest, values)
-            return
-        tied = self._tied(dimension, values)
-        for value in (dimension.values or []) if tied is None else [tied]:
-            yield from self._grid(rest, values | {name: value})
-
-    def _is_active(self, name: str, values: Values) -> bool:
+    def _is_active(self, name: str, values: Configuration) -> bool:
         dimension = self.dimensions[name]
-        sections = [values.get(other) for other in _above(name, self.dimensions)]
+        sections = [values.get(other) for other in self._sections_around(name)]
         return (
             None not in sections
             and all(other in values for other in self.depends_on(name))
             and all(values[other] in as_list(want) for other, want in dimension.when.items())
         )
 
-    @staticmethod
-    def _tied(dimension: Dimension, values: Values) -> Any:
-        if dimension.tied is None:
-            return None
+    def _sections_around(self, name: str) -> list[str]:
+        """Searched settings that are sections around this one: null there means that it is not."""
+        return [other for other in self.dimensions if name.startswith(f"{other}.")]
+
+    def _tied(self, name: str, values: Configuration) -> float | int:
+        dimension = self.dimensions[name]
+        assert dimension.tied is not None
         other = values[dimension.tied]
         if isinstance(other, bool) or not isinstance(other, int | float):
             raise UserError(f"search.space: {dimension.tied} is {other!r}, no number to be tied to")
@@ -144,11 +128,19 @@ class Space:
         return int(product) if whole else product
 
 
-def _above(name: str, others: Iterable[str]) -> list[str]:
-    """Searched settings that are sections around this one: null there means that it is not."""
-    return [other for other in others if name.startswith(f"{other}.")]
+def draw(dimension: Dimension, generator: np.random.Generator) -> Any:
+    """A random value of a dimension that is not tied."""
+    if dimension.values is not None:
+        return dimension.values[int(generator.integers(len(dimension.values)))]
+    assert dimension.bounds is not None
+    low, high = dimension.bounds
+    if dimension.integer is not None:
+        return int(generator.integers(int(low), int(high) + 1))
+    if dimension.loguniform is not None:
+        return dimension.nearest(math.exp(generator.uniform(math.log(low), math.log(high))))
+    return dimension.nearest(generator.uniform(low, high))
 
 
-def key_of(values: Values) -> str:
-    """The setting as text, whatever the order of its values."""
+def key_of(values: Configuration) -> str:
+    """The configuration as text, whatever the order of its values."""
     return json.dumps(values, sort_keys=True)

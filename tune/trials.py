@@ -1,6 +1,6 @@
 """What is known of every trial: `tune/<name>/trials.jsonl`, a line when it begins and when it ends.
 
-A trial is the training of one setting with one seed. Its result is an artifact (`trial/...`,
+A trial is the training of one configuration with one seed. Its result is an artifact (`trial/...`,
 without weights), so that another search finds it; this file is what the search itself has seen:
 those stopped early and failed too. A later line about the same trial replaces an earlier one.
 """
@@ -8,7 +8,8 @@ those stopped early and failed too. A later line about the same trial replaces a
 import json
 import math
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -17,10 +18,15 @@ from pipeline.store.artifacts import Manifest
 from stages.contract import Known, Stage
 from stages.files import Root, storage_error
 from stages.variables import hide_values
-from tune.space import Values
+from tune.space import Configuration
 
 # [step, share of the training in percent, value of the metric]
 Curve = list[list[float]]
+Phase = Literal["search", "confirm", "population"]
+
+
+def now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,8 @@ class Trial:
     """One trial.
 
     fingerprint: of its training; folder: where that training's artifact is, or was.
-    phase: search; confirm, with a fresh seed; or population.
+    phase: confirm: with a fresh seed.
+    values: its configuration.
     status: running; finished; stopped early; or failed, for `reason`.
     rule: by which the search stopped trials then.
     score: the metric at the chosen checkpoint; of a stopped trial, its last value.
@@ -36,13 +43,13 @@ class Trial:
     seconds: of training in the process that ended it; overhead_seconds: all else since that
         process was free, until the result was published.
     reused: the result was there already.
-    retryable: the failure was not of the setting's making, so it is tried again.
+    retryable: the failure was not of the configuration's making, so it is tried again.
     """
 
     fingerprint: str
     folder: str
-    phase: Literal["search", "confirm", "population"]
-    values: Values
+    phase: Phase
+    values: Configuration
     seed: int
     status: Literal["running", "finished", "stopped", "failed"]
     metric: str
@@ -55,7 +62,7 @@ class Trial:
     curve: Curve = field(default_factory=list)
     reused: bool = False
     retryable: bool = False
-    ended: str = ""
+    ended: str = field(default_factory=now)
 
 
 class TrialLog:
@@ -81,8 +88,11 @@ class TrialLog:
             except (ValueError, TypeError):
                 continue
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Trial]:
         return iter(list(self._trials.values()))
+
+    def __len__(self) -> int:
+        return len(self._trials)
 
     def get(self, fingerprint: str) -> Trial | None:
         return self._trials.get(fingerprint)
@@ -110,11 +120,9 @@ class TrialLog:
 
     def _keep(self, trial: Trial) -> None:
         self._begun.pop(trial.fingerprint, None)
-        if trial.status == "running":
-            self._begun[trial.fingerprint] = trial
-            return
-        self._trials.pop(trial.fingerprint, None)
-        self._trials[trial.fingerprint] = trial
+        trials = self._begun if trial.status == "running" else self._trials
+        trials.pop(trial.fingerprint, None)  # the newest stands last
+        trials[trial.fingerprint] = trial
 
 
 def _line(trial: Trial) -> bytes:

@@ -7,7 +7,7 @@ from tune.definition import Search
 
 
 @pytest.fixture
-def search(tmp_path, tiny_recipe):
+def make_search(tmp_path, tiny_recipe):
     """Builds a search over the tiny recipe; keywords are settings of the search."""
 
     def build(space, recipe=None, **settings):

@@ -8,6 +8,7 @@ import yaml
 from stages.errors import UserError
 from tests.support.trials import RATE, TAU2, TAU3
 from tune.definition import Search
+from tune.inputs import preparations
 
 BAD = [
     ({"space": {"train.lerning_rate": {"grid": [1e-3]}}}, "did you mean 'learning_rate'"),
@@ -61,16 +62,16 @@ BAD = [
 
 
 @pytest.mark.parametrize(("section", "message"), BAD)
-def test_bad_searches_are_refused_with_the_reason(search, section, message):
+def test_bad_searches_are_refused_with_the_reason(make_search, section, message):
     with pytest.raises(UserError, match=message) as caught:
-        search(**section)
+        make_search(**section)
     assert "search" in str(caught.value)
 
 
-def test_without_labelled_pairs_there_is_no_dev_score(search, tiny_recipe):
+def test_without_labelled_pairs_there_is_no_dev_score(make_search, tiny_recipe):
     with pytest.raises(UserError, match="no `train.dev` with labelled pairs"):
-        search({RATE: {"grid": [1]}}, recipe=tiny_recipe("train.dev=null"))
-    search({RATE: {"grid": [1]}}, recipe=tiny_recipe("train.dev=null"), metric="loss")
+        make_search({RATE: {"grid": [1]}}, recipe=tiny_recipe("train.dev=null"))
+    make_search({RATE: {"grid": [1]}}, recipe=tiny_recipe("train.dev=null"), metric="loss")
 
 
 def test_a_search_may_be_a_file_of_its_own(tmp_path, tiny_recipe, monkeypatch):
@@ -79,9 +80,9 @@ def test_a_search_may_be_a_file_of_its_own(tmp_path, tiny_recipe, monkeypatch):
     file = tmp_path / "own.yaml"
     file.write_text(yaml.safe_dump({"recipe": "base.yaml", "search": section}))
     monkeypatch.chdir(tmp_path.parent)
-    found = Search(str(file), ["train.batch_size=32", "search.seeds=[7, 8]"])
-    assert (found.name, found.recipe.name, found.seeds) == ("mine", "tiny", [7, 8])
-    recipe = found.recipe_of({RATE: 0.01}, 8)
+    search = Search(str(file), ["train.batch_size=32", "search.seeds=[7, 8]"])
+    assert (search.name, search.recipe.name, search.seeds) == ("mine", "tiny", [7, 8])
+    recipe = search.recipe_of({RATE: 0.01}, 8)
     assert (recipe.train.batch_size, recipe.train.learning_rate, recipe.train.seed) == (32, 0.01, 8)
     file.write_text(yaml.safe_dump({"recipe": "base.yaml", "search": section, "train": {}}))
     with pytest.raises(UserError, match="nothing but `search` beside it"):
@@ -90,29 +91,33 @@ def test_a_search_may_be_a_file_of_its_own(tmp_path, tiny_recipe, monkeypatch):
         Search(str(tmp_path / "base.yaml"))
 
 
-def test_what_trials_read_is_prepared_for_all_of_them(search):
-    listed = search({"student.max_length": {"grid": [8, 16]}, RATE: {"grid": [1e-3, 1e-2]}})
-    assert sorted(r.student.max_length for r in listed.preparations()) == [8, 16]
-    chosen = search(
+def test_what_trials_read_is_prepared_for_all_of_them(make_search):
+    listed = make_search({"student.max_length": {"grid": [8, 16]}, RATE: {"grid": [1e-3, 1e-2]}})
+    assert sorted(r.student.max_length for r in preparations(listed)) == [8, 16]
+    chosen = make_search(
         {"student.max_length": {"choice": [8, 12, 16]}, RATE: {"loguniform": [1e-4, 1e-2]}},
         searcher="tpe", trials=4,
     )  # fmt: skip
-    assert sorted(r.student.max_length for r in chosen.preparations()) == [8, 12, 16]
-    ranges = search({"student.max_length": {"integer": [8, 16]}}, searcher="tpe", trials=4)
+    assert sorted(r.student.max_length for r in preparations(chosen)) == [8, 12, 16]
+    ranges = make_search({"student.max_length": {"integer": [8, 16]}}, searcher="tpe", trials=4)
     with pytest.raises(UserError, match="student.max_length changes what is made before training"):
-        ranges.preparations()
+        preparations(ranges)
 
 
-def test_what_a_setting_that_needs_preparing_depends_on_is_prepared_too(search):
+def test_what_a_setting_that_needs_preparing_depends_on_is_prepared_too(make_search):
     lengths = {"student.max_length": {"choice": [8, 16], "when": {"train.batch_size": 16}}}
-    found = search(lengths | {"train.batch_size": {"choice": [16, 32]}}, searcher="tpe", trials=4)
-    assert sorted(r.student.max_length for r in found.preparations()) == [8, 16]
+    search = make_search(
+        lengths | {"train.batch_size": {"choice": [16, 32]}}, searcher="tpe", trials=4
+    )
+    assert sorted(r.student.max_length for r in preparations(search)) == [8, 16]
     tied = {"student.max_length": {"tied": "train.batch_size", "factor": 0.5}}
-    found = search(tied | {"train.batch_size": {"choice": [16, 32]}}, searcher="tpe", trials=4)
-    assert sorted(r.student.max_length for r in found.preparations()) == [8, 16]
+    search = make_search(
+        tied | {"train.batch_size": {"choice": [16, 32]}}, searcher="tpe", trials=4
+    )
+    assert sorted(r.student.max_length for r in preparations(search)) == [8, 16]
     # an end that the recipe's own value refuses is no reason to refuse the search
     low = "train.objectives.soft_negative.low"
-    recipe = search({RATE: {"grid": [1]}}).recipe.model_dump(mode="json")
+    recipe = make_search({RATE: {"grid": [1]}}).recipe.model_dump(mode="json")
     recipe["train"]["objectives"]["soft_negative"] = {"low": 0.1, "high": 0.3}
     bounds = {low: {"uniform": [0.05, 0.5]}}
-    assert len(search(bounds, recipe=recipe, searcher="tpe", trials=3).preparations()) == 1
+    assert len(preparations(make_search(bounds, recipe=recipe, searcher="tpe", trials=3))) == 1

@@ -4,40 +4,41 @@ from dataclasses import replace
 
 from pipeline.report.figures import Results
 from tests.support.trials import RATE, trial
-from tune.phases import Outcome, own_trials, rank
+from tune.page import heat_map, importances
+from tune.phases import Outcome
 from tune.progress import shown_score
-from tune.report import heat_map, importances
+from tune.ranking import own_trials, rank
 from tune.trials import TrialLog
 
 
-def outcome_of(found, trials):
-    log = TrialLog(found.store.root, found.folder)
+def outcome_of(search, trials):
+    log = TrialLog(search.store.root, search.folder)
     for one in trials:
         log.add(one)
-    own = own_trials(found, log)[0]
-    ranking = rank(found, own)
-    return Outcome(found, own, 0, ranking, [], ranking[0], {1: Results([], [], {})})
+    own = own_trials(search, log)
+    ranking = rank(search, own)
+    return Outcome(search, own, 0, ranking, [], ranking[0], {1: Results([], [], {})})
 
 
-def owned(found, rate, score, **more):
+def owned(search, rate, score, **more):
     values = {RATE: rate, **more}
-    job = found.work_of(values, 1)
+    work = search.work_of(values, 1)
     curve = [[12, 100.0, score]]
-    return trial(job.node.fingerprint, values=values, score=score, curve=curve)
+    return trial(work.node.fingerprint, values=values, score=score, curve=curve)
 
 
-def test_importance_is_of_settings_of_the_space_that_differ(search):
-    found = search({RATE: {"grid": [0.1, 0.2]}}, seeds=[1])
-    outside = [owned(found, 0.5 + number / 10, 10.0 * number) for number in range(4)]
-    assert importances(outcome_of(found, [*outside, owned(found, 0.1, 5.0)])) == {}
-    wide = search({RATE: {"uniform": [0.001, 1]}}, seeds=[1], searcher="tpe", trials=9)
+def test_importance_is_of_settings_of_the_space_that_differ(make_search):
+    search = make_search({RATE: {"grid": [0.1, 0.2]}}, seeds=[1])
+    outside = [owned(search, 0.5 + number / 10, 10.0 * number) for number in range(4)]
+    assert importances(outcome_of(search, [*outside, owned(search, 0.1, 5.0)])) == {}
+    wide = make_search({RATE: {"uniform": [0.001, 1]}}, seeds=[1], searcher="tpe", trials=9)
     assert importances(outcome_of(wide, outside)) == {RATE: 1.0}
 
 
-def test_a_dollar_in_a_setting_is_drawn_as_it_is(search):
+def test_a_dollar_in_a_setting_is_drawn_as_it_is(make_search):
     key = "student.prompt"
-    found = search({RATE: {"grid": [0.1]}}, seeds=[1])
-    outcome = outcome_of(found, [owned(found, 0.1, 5.0)])
+    search = make_search({RATE: {"grid": [0.1]}}, seeds=[1])
+    outcome = outcome_of(search, [owned(search, 0.1, 5.0)])
     trials = [replace(outcome.trials[0], values={RATE: 0.1, key: "$x_{$ [X]"})]
     assert "$x_{$" in heat_map(replace(outcome, trials=trials), RATE, key)
 

@@ -1,42 +1,45 @@
 """What Tune is told of a trial, and what its schedulers decide; without a cluster."""
 
 import random
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
+from ray.tune.search import ConcurrencyLimiter, Searcher
 
 from stages.errors import StorageError, UserError
 from tests.support.trials import RATE, trial
-from tune.actor import Assignment, TrialActor
+from tune.actor import TrialActor
+from tune.assignment import Assignment
 from tune.population import MemberReports, Population
-from tune.ray_tune import make_scheduler, replay
+from tune.ray_tune import make_scheduler, replay, run_trials
 from tune.searchers import Listed
 from tune.trial_queue import TrialQueue
 from tune.trials import TrialLog
 
 
-def actor_of(monkeypatch, found, rows, **settings):
+def actor_of(monkeypatch, search, rows, **settings):
     """A trial's actor, without Ray, whose training gives these rows."""
-    job = found.work_of({RATE: 0.1}, 1)
-    assignment = Assignment(job, job, {RATE: 0.1}, "dev_spearman", "x", **settings)
+    work = search.work_of({RATE: 0.1}, 1)
+    assignment = Assignment(work, work, {RATE: 0.1}, 1, "dev_spearman", "x", **settings)
     progress = SimpleNamespace(history=[], step=0)
     training = SimpleNamespace(progress=progress, rows=lambda: rows, is_over=False)
     monkeypatch.setattr("tune.actor.use_assigned_cores", lambda: None)
-    monkeypatch.setattr("stages.train.run.start_training", lambda *_: training)
+    monkeypatch.setattr("stages.train.run.start_training", lambda *_, **__: training)
     actor = TrialActor.__new__(TrialActor)
     actor.setup({"assignment": assignment})
     return actor
 
 
-def test_an_actor_tells_tune_what_may_be_judged(search, monkeypatch):
+def test_an_actor_tells_tune_what_may_be_judged(make_search, monkeypatch):
     def row(step, **more):
         return {"step": step, "num_steps": 4, "last": False, **more}
 
-    found = search({RATE: {"grid": [0.1]}})
+    search = make_search({RATE: {"grid": [0.1]}})
     rows = [row(1), row(2, dev_spearman=float("nan")), row(3, dev_spearman=5.0)]
-    judged = actor_of(monkeypatch, found, iter(rows)).step()
+    judged = actor_of(monkeypatch, search, iter(rows)).step()
     assert (judged["value"], judged["progress"], judged["judged"]) == (5.0, 75.0, 75.0)
-    other_seed = actor_of(monkeypatch, found, iter(rows), may_be_stopped=False).step()
+    other_seed = actor_of(monkeypatch, search, iter(rows), may_be_stopped=False).step()
     assert other_seed["progress"] == 75.0 and "judged" not in other_seed
 
 
@@ -45,25 +48,29 @@ def test_an_actor_tells_tune_what_may_be_judged(search, monkeypatch):
     [(UserError("the loss became nan"), False), (StorageError("disk full"), True),
      (RuntimeError("out of memory"), True)],
 )  # fmt: skip
-def test_what_the_storage_did_is_tried_again(search, error, retryable, monkeypatch):
+def test_what_the_storage_did_is_tried_again(make_search, error, retryable, monkeypatch):
     def rows():
+        yield {"step": 1, "num_steps": 4, "dev_spearman": 5.0}
         raise error
-        yield
 
-    failed = actor_of(monkeypatch, search({RATE: {"grid": [0.1]}}), rows()).step()
+    monkeypatch.setattr("tune.actor.time", SimpleNamespace(time=count().__next__))
+    actor = actor_of(monkeypatch, make_search({RATE: {"grid": [0.1]}}), rows())
+    actor.step()
+    failed = actor.step()
+    assert failed["seconds"] > 0 and failed["overhead_seconds"] > 0
     assert failed["done"] and failed["retryable"] is retryable and str(error) in failed["reason"]
 
 
-def test_a_population_makes_no_change_that_the_recipe_refuses(search):
+def test_a_population_makes_no_change_that_the_recipe_refuses(make_search):
     low, high = "train.objectives.soft_negative.low", "train.objectives.soft_negative.high"
-    recipe = search({RATE: {"grid": [1]}}).recipe.model_dump(mode="json")
+    recipe = make_search({RATE: {"grid": [1]}}).recipe.model_dump(mode="json")
     recipe["train"]["objectives"]["soft_negative"] = {"low": 0.1, "high": 0.3}
     bounds = {low: {"uniform": [0.0, 0.9]}, high: {"uniform": [0.1, 1.0]}}
-    found = search(bounds, recipe=recipe, scheduler="population", trials=2)
+    search = make_search(bounds, recipe=recipe, scheduler="population", trials=2)
 
     def changed(mutations):
         scheduler = Population(
-            found, time_attr="judged", metric="value", mode="max", hyperparam_mutations=mutations,
+            search, time_attr="judged", metric="value", mode="max", hyperparam_mutations=mutations,
             resample_probability=1.0,
         )  # fmt: skip
         donor = SimpleNamespace(trial_id="a", config={low: 0.3, high: 0.6})
@@ -80,10 +87,10 @@ class TuneTrial:
         self.trial_id, self.config, self.status = str(number), {}, "TERMINATED"
 
 
-def test_a_member_that_ends_without_a_number_never_wins(search):
-    found = search({RATE: {"uniform": [0.1, 0.3]}}, scheduler="population", trials=2)
-    log = TrialLog(found.store.root, "tune/x")
-    reports = MemberReports(found, log, lambda text: None)
+def test_a_member_that_ends_without_a_number_never_wins(make_search):
+    search = make_search({RATE: {"uniform": [0.1, 0.3]}}, scheduler="population", trials=2)
+    log = TrialLog(search.store.root, "tune/x")
+    reports = MemberReports(search, log, lambda text: None)
     for name, rate, last in (("a", 0.1, {}), ("b", 0.2, {"value": 40.0})):
         config = {"assignment": SimpleNamespace(member=SimpleNamespace(name=name)), RATE: rate}
         member = SimpleNamespace(trial_id=name, config=config)
@@ -98,8 +105,8 @@ def test_a_member_that_ends_without_a_number_never_wins(search):
 
 
 @pytest.mark.parametrize("scheduler", ["asha", "median"])
-def test_a_continued_scheduler_decides_as_if_it_had_never_stopped(search, scheduler):
-    found = search({RATE: {"grid": [0.1]}}, scheduler=scheduler)
+def test_a_continued_scheduler_decides_as_if_it_had_never_stopped(make_search, scheduler):
+    search = make_search({RATE: {"grid": [0.1]}}, scheduler=scheduler)
     source = random.Random(0)
     curves = [
         [[step, 100 * step / 12, source.random()] for step in (3, 6, 9, 12)] for _ in range(40)
@@ -122,16 +129,45 @@ def test_a_continued_scheduler_decides_as_if_it_had_never_stopped(search, schedu
             seen.clear()
 
     numbered = list(enumerate(curves))
-    whole = dict(feed(make_scheduler(found), numbered))
+    whole = dict(feed(make_scheduler(search), numbered))
     assert len(set(whole.values())) > 1  # some are stopped
-    log = TrialLog(found.store.root, found.folder)
+    log = TrialLog(search.store.root, search.folder)
     perfect = [[step, share, 2.0] for step, share, _ in curves[0]]
     log.add(trial("another state of the recipe", curve=perfect))
     for number, curve in numbered[:20]:
         for seed, told in ((1, curve[: whole[number]]), (2, perfect)):
             values = {RATE: 0.001 * (1 + number)}
-            name = found.work_of(values, seed).node.fingerprint
+            name = search.work_of(values, seed).node.fingerprint
             log.add(trial(name, values=values, seed=seed, curve=told))
-    continued = make_scheduler(found)
-    replay(continued, found, TrialQueue(found, log, Listed([]), [1], "search"))
+    continued = make_scheduler(search)
+    replay(continued, search, TrialQueue(search, log, Listed([]), [1], "search"))
     assert dict(feed(continued, numbered[20:])) == dict(list(whole.items())[20:])
+
+
+def test_no_more_trials_run_at_once_than_were_asked_for(make_search, monkeypatch):
+    search = make_search({RATE: {"grid": [0.1, 0.2, 0.3]}}, seeds=[1])
+    log = TrialLog(search.store.root, search.folder)
+    queue = TrialQueue(search, log, Listed(list(search.space.grid())), [1], "search")
+
+    class Tuner:
+        """Asks for trials as Ray's does, and ends the first one."""
+
+        def __init__(self, *_, tune_config, **__):
+            most = tune_config.max_concurrent_trials
+            self.limited = ConcurrencyLimiter(tune_config.search_alg, max_concurrent=most)
+
+        def fit(self):
+            first = self.limited.suggest("0")["assignment"]
+            assert self.limited.suggest("1")["assignment"].values == {RATE: 0.2}
+            assert self.limited.suggest("2") is None and len(queue.running) == 2
+            queue.end(first.work.node.fingerprint, status="failed", reason="x")
+            self.limited.on_trial_complete("0")
+            assert self.limited.suggest("3")["assignment"].values == {RATE: 0.3}
+            for fingerprint in list(queue.running):
+                queue.end(fingerprint, status="failed", reason="x")
+            self.limited.on_trial_complete("1")
+            assert self.limited.suggest("4") == Searcher.FINISHED
+
+    monkeypatch.setattr("ray.tune.Tuner", Tuner)
+    run_trials(queue, {"CPU": 1}, 2, stops_early=True)
+    assert len(log) == 3

@@ -1,4 +1,4 @@
-"""Search spaces: grids, random settings, and what TPE proposes."""
+"""Search spaces: grids, random configurations, and what TPE proposes."""
 
 import statistics
 from dataclasses import replace
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stages.errors import UserError
 from tests.support.trials import trial
-from tune.searchers import Tpe, listed_settings
+from tune.searchers import Tpe, listed_configurations
 from tune.settings import Dimension, SearchSettings
 from tune.space import Space, key_of
 
@@ -43,7 +43,7 @@ def test_a_setting_that_is_not_searched_costs_no_combinations():
 
 
 @given(st.integers(0, 50), st.integers(0, 50))
-def test_random_settings_lie_in_their_bounds_and_depend_on_seed_and_number(seed, number):
+def test_random_configurations_lie_in_their_bounds_and_depend_on_seed_and_number(seed, number):
     whole = space(
         a={"uniform": [-1, 2]}, b={"loguniform": [1e-5, 1e-1]}, c={"integer": [3, 5]},
         d={"choice": ["p", "q"]},
@@ -66,7 +66,7 @@ def test_more_trials_begin_with_the_trials_of_fewer():
     few = SearchSettings(space={"a": Dimension(uniform=[0, 1])}, trials=5)
     more = few.model_copy(update={"trials": 9})
     both = Space(few.space)
-    assert listed_settings(more, both)[:5] == listed_settings(few, both)
+    assert listed_configurations(more, both)[:5] == listed_configurations(few, both)
 
 
 def test_circles_are_refused():
@@ -91,42 +91,42 @@ def test_tpe_comes_nearer_to_what_it_is_told_is_good():
         40, x={"uniform": [0, 1]}, kind={"choice": ["good", "bad"]},
         extra={"integer": [1, 3], "when": {"kind": "bad"}},
     )  # fmt: skip
-    source = Tpe(settings, Space(settings.space), [])
+    searcher = Tpe(settings, Space(settings.space), [])
     distances, kinds = [], []
-    while (values := source.next()) is not None:
+    while (values := searcher.next()) is not None:
         assert ("extra" in values) == (values["kind"] == "bad")
         distances.append(abs(values["x"] - 0.8))
         kinds.append(values["kind"])
-        source.tell(values, 1 - distances[-1] - (values["kind"] == "bad"))
-    assert len(distances) == 40 and source.num_left() == 0
+        searcher.tell(values, 1 - distances[-1] - (values["kind"] == "bad"))
+    assert len(distances) == 40 and searcher.num_left() == 0
     assert statistics.mean(distances[-10:]) < 0.6 * statistics.mean(distances[:10])
     assert kinds[-10:].count("good") >= 8
 
 
-def test_tpe_goes_on_with_earlier_settings_and_learns_from_them():
+def test_tpe_goes_on_with_earlier_configurations_and_learns_from_them():
     settings = tpe_settings(34, x={"uniform": [0, 1]}, kind={"choice": ["a", "b"]})
     tried = [{"x": i / 30, "kind": "a"} for i in range(30)]
     outside = [{"x": 0.5, "kind": "gone"}, {"x": 5.0, "kind": "a"}]
-    outside += [{"x": 0.5}, {"x": 0.5, "kind": "a", "y": 1}]  # other settings
-    source = Tpe(settings, Space(settings.space), tried[:15] + outside + tried[15:])
+    outside += [{"x": 0.5}, {"x": 0.5, "kind": "a", "y": 1}]  # of other settings
+    searcher = Tpe(settings, Space(settings.space), tried[:15] + outside + tried[15:])
     for values in tried:
-        assert source.next() == values
-        source.tell(values, -abs(values["x"] - 0.2))
-    found = [source.next() for _ in range(4)]
-    assert source.next() is None  # 30 of 34 were tried
-    assert all(abs(values["x"] - 0.2) < 0.25 for values in found)
+        assert searcher.next() == values
+        searcher.tell(values, -abs(values["x"] - 0.2))
+    proposed = [searcher.next() for _ in range(4)]
+    assert searcher.next() is None  # 30 of 34 were tried
+    assert all(abs(values["x"] - 0.2) < 0.25 for values in proposed)
     few = Tpe(settings.model_copy(update={"trials": 3}), Space(settings.space), tried)
     assert [few.next() for _ in range(4)] == [*tried[:3], None]
 
 
-def test_tpe_learns_the_score_of_a_setting_that_is_proposed_again_while_it_runs():
+def test_tpe_learns_the_score_of_a_configuration_that_is_proposed_again_while_it_runs():
     settings = tpe_settings(3, kind={"choice": ["a"]})
-    source = Tpe(settings, Space(settings.space), [])
-    first, again = source.next(), source.next()
+    searcher = Tpe(settings, Space(settings.space), [])
+    first, again = searcher.next(), searcher.next()
     assert first == again
-    source.tell(again, None)  # a book refuses it
-    source.tell(first, 7.0)
-    assert [one.value for one in source.study.trials] == [7.0, None]
+    searcher.tell(again, None)  # a queue refuses it
+    searcher.tell(first, 7.0)
+    assert [one.value for one in searcher.study.trials] == [7.0, None]
 
 
 def test_numbers_stay_within_their_bounds():

@@ -7,10 +7,11 @@ import pytest
 from stages.errors import UserError
 from stages.files import Root
 from tests.support.trials import RATE, TAU3, play, trial
-from tune.phases import Keeper, counted, fresh_seeds, own_trials, rank
-from tune.searchers import Listed, listed_settings
+from tune.ranking import counted, fresh_seeds, own_trials, rank
+from tune.searchers import Listed, listed_configurations
 from tune.trial_queue import TrialQueue
 from tune.trials import TrialLog, score_of
+from tune.weights import Keeper
 
 
 def test_trials_survive_a_torn_line(tmp_path):
@@ -37,145 +38,159 @@ def test_the_score_is_that_of_the_chosen_checkpoint():
 
 
 @pytest.fixture
-def three_rates(search):
-    found = search({RATE: {"grid": [0.1, 0.2, 0.3]}}, seeds=[1, 2, 3])
+def three_rates(make_search):
+    search = make_search({RATE: {"grid": [0.1, 0.2, 0.3]}}, seeds=[1, 2, 3])
 
-    def book(log, **more):
+    def queue(log, **more):
         return TrialQueue(
-            found, log, Listed(list(found.space.grid())), found.seeds, "search", **more
+            search, log, Listed(list(search.space.grid())), search.seeds, "search", **more
         )
 
-    return found, book
+    return search, queue
 
 
-def test_only_settings_that_finish_get_their_other_seeds(three_rates, tmp_path):
-    found, new_book = three_rates
-    log = TrialLog(found.store.root, found.folder)
+def test_only_configurations_that_finish_get_their_other_seeds(three_rates, tmp_path):
+    search, new_queue = three_rates
+    log = TrialLog(search.store.root, search.folder)
     ends = {
         (0.2, 1): {"status": "stopped", "score": 20.0},
         (0.3, 2): {"status": "failed", "reason": "loss is nan"},
     }
-    ran = play(new_book(log), ends)
+    ran = play(new_queue(log), ends)
     assert sorted(ran) == [(0.1, 1), (0.1, 2), (0.1, 3), (0.2, 1), (0.3, 1), (0.3, 2), (0.3, 3)]
-    ranking = rank(found, own_trials(found, log)[0])
+    ranking = rank(search, own_trials(search, log))
     assert [one.values[RATE] for one in ranking] == [0.1]
 
-    again = TrialLog(found.store.root, found.folder)
-    assert play(new_book(again), {}) == []  # all of it is known
-    assert not new_book(again).has_work()
+    again = TrialLog(search.store.root, search.folder)
+    assert play(new_queue(again), {}) == []  # all of it is known
+    assert new_queue(again).peek() is None
 
 
-def test_what_the_machine_did_is_tried_again_and_what_the_setting_did_is_not(three_rates):
-    found, new_book = three_rates
-    log = TrialLog(found.store.root, found.folder)
+def test_a_searcher_is_told_once_when_all_seeds_of_a_configuration_have_ended(make_search):
+    search = make_search({RATE: {"grid": [0.1, 0.2]}}, seeds=[1, 2, 3])
+    log = TrialLog(search.store.root, search.folder)
+    searcher, told = Listed(list(search.space.grid())), []
+    searcher.tell = lambda values, score: told.append((values[RATE], score))
+    ends = {
+        (0.1, 1): {"status": "finished", "score": 40.0},
+        (0.1, 3): {"status": "failed", "reason": "loss is nan"},
+        (0.2, 1): {"status": "failed", "reason": "loss is nan"},
+    }
+    play(TrialQueue(search, log, searcher, search.seeds, "search"), ends)
+    assert sorted(told) == [(0.1, 45.0), (0.2, None)]
+
+
+def test_what_the_machine_did_is_tried_again_and_what_the_values_did_is_not(three_rates):
+    search, new_queue = three_rates
+    log = TrialLog(search.store.root, search.folder)
     died = {"status": "failed", "reason": "its process died", "retryable": True}
     nan = {"status": "failed", "reason": "loss is nan"}
-    play(new_book(log), {(0.1, 1): died, (0.2, 1): nan})
-    assert play(new_book(log), {}) == [(0.1, 1), (0.1, 2), (0.1, 3)]
+    play(new_queue(log), {(0.1, 1): died, (0.2, 1): nan})
+    assert play(new_queue(log), {}) == [(0.1, 1), (0.1, 2), (0.1, 3)]
 
 
 def test_nothing_begins_once_the_budget_is_spent(three_rates):
-    found, new_book = three_rates
-    log = TrialLog(found.store.root, found.folder)
+    search, new_queue = three_rates
+    log = TrialLog(search.store.root, search.folder)
     spent = lambda: sum(one.steps for one in log) < 24  # noqa: E731
-    assert len(play(new_book(log, may_start=spent), {})) == 2
-    assert len(play(new_book(log), {})) == 7
+    assert len(play(new_queue(log, may_start=spent), {})) == 2
+    assert len(play(new_queue(log), {})) == 7
 
 
-def test_a_bad_combination_is_a_failed_trial_and_the_rest_go_on(search):
+def test_a_bad_combination_is_a_failed_trial_and_the_rest_go_on(make_search):
     low, high = "train.objectives.soft_negative.low", "train.objectives.soft_negative.high"
     section = {"train.objectives.soft_negative": {"grid": [None, {}]}}
     bounds = {low: {"grid": [0.1, 0.5]}, high: {"grid": [0.2, 0.6]}}
-    found = search({**bounds, **section, RATE: {"grid": [1]}})
-    assert len(list(found.space.grid())) == 5  # without the section there are no bounds
-    log = TrialLog(found.store.root, found.folder)
-    book = TrialQueue(found, log, Listed(list(found.space.grid())), [1], "search")
-    assert len(play(book, {})) == 4
+    search = make_search({**bounds, **section, RATE: {"grid": [1]}})
+    assert len(list(search.space.grid())) == 5  # without the section there are no bounds
+    log = TrialLog(search.store.root, search.folder)
+    queue = TrialQueue(search, log, Listed(list(search.space.grid())), [1], "search")
+    assert len(play(queue, {})) == 4
     (failed,) = [one for one in log if one.status == "failed"]
-    assert "low 0.5 (alpha) is above high 0.2" in failed.reason and found.owns(failed)
+    assert "low 0.5 (alpha) is above high 0.2" in failed.reason and search.owns(failed)
 
 
-def test_trials_of_another_state_of_the_recipe_are_left_out(three_rates, search, tiny_recipe):
-    found, new_book = three_rates
-    log = TrialLog(found.store.root, found.folder)
-    play(new_book(log), {})
-    longer = search(
+def test_trials_of_another_state_of_the_recipe_are_left_out(three_rates, make_search, tiny_recipe):
+    search, new_queue = three_rates
+    log = TrialLog(search.store.root, search.folder)
+    play(new_queue(log), {})
+    longer = make_search(
         {RATE: {"grid": [0.1]}}, recipe=tiny_recipe("train.max_steps=99"), seeds=[1, 2, 3]
     )
-    assert own_trials(longer, log) == ([], 9)
-    wider = search({RATE: {"grid": [0.1, 0.4]}, TAU3: {"grid": [0.0125]}}, seeds=[1])
-    assert len(own_trials(wider, log)[0]) == 9  # another space of the same recipe
-    other_metric = search({RATE: {"grid": [0.1]}}, metric="loss")
-    assert own_trials(other_metric, log) == ([], 9)
+    assert own_trials(longer, log) == [] and len(log) == 9
+    wider = make_search({RATE: {"grid": [0.1, 0.4]}, TAU3: {"grid": [0.0125]}}, seeds=[1])
+    assert len(own_trials(wider, log)) == 9  # another space of the same recipe
+    other_metric = make_search({RATE: {"grid": [0.1]}}, metric="loss")
+    assert own_trials(other_metric, log) == []
 
 
-def test_settings_are_the_same_however_they_are_written(search):
-    narrow = search({RATE: {"grid": [0.1]}}, seeds=[1])
+def test_configurations_are_the_same_however_they_are_written(make_search):
+    narrow = make_search({RATE: {"grid": [0.1]}}, seeds=[1])
     log = TrialLog(narrow.store.root, narrow.folder)
     play(TrialQueue(narrow, log, Listed([{RATE: 0.1}]), [1], "search"), {})
-    wide = search({RATE: {"grid": [0.1]}, TAU3: {"grid": [0.0125, 0.05]}}, seeds=[1, 2])
-    book = TrialQueue(
-        wide, log, Listed(listed_settings(wide.settings, wide.space)), [1, 2], "search"
+    wide = make_search({RATE: {"grid": [0.1]}, TAU3: {"grid": [0.0125, 0.05]}}, seeds=[1, 2])
+    queue = TrialQueue(
+        wide, log, Listed(listed_configurations(wide.settings, wide.space)), [1, 2], "search"
     )
-    assert sorted(play(book, {})) == [(0.1, 1), (0.1, 2), (0.1, 2)]  # one of four was known
-    ranking = rank(wide, own_trials(wide, log)[0])
+    assert sorted(play(queue, {})) == [(0.1, 1), (0.1, 2), (0.1, 2)]  # one of four was known
+    ranking = rank(wide, own_trials(wide, log))
     assert [len(one.scores) for one in ranking] == [2, 2]
     assert all(one.values.keys() == {RATE, TAU3} for one in ranking)
-    whole = search({"teachers.0.weight": {"grid": [1, 1.0]}})
-    book = TrialQueue(whole, log, Listed(list(whole.space.grid())), [1], "search")
-    assert book.next() is not None and book.next() is None
+    whole = make_search({"teachers.0.weight": {"grid": [1, 1.0]}})
+    queue = TrialQueue(whole, log, Listed(list(whole.space.grid())), [1], "search")
+    assert queue.next() is not None and queue.next() is None
 
 
-def test_fresh_seeds_had_no_part_in_choosing(search):
-    few = search({RATE: {"grid": [0.1]}}, seeds=[1], confirm={"seeds": 2})
+def test_fresh_seeds_had_no_part_in_choosing(make_search):
+    few = make_search({RATE: {"grid": [0.1]}}, seeds=[1], confirm={"seeds": 2})
     trials = [trial("a", seed=3), trial("b", seed=7, phase="confirm")]
     assert fresh_seeds(few, trials) == [4, 5]
     assert fresh_seeds(few, []) == [2, 3]
     assert [one.seed for one in counted(few, [*trials, trial("c", seed=1)])] == [1]
 
 
-def test_what_was_stopped_by_another_rule_is_tried_again(search):
-    asha = search({RATE: {"grid": [0.1]}})
+def test_what_was_stopped_by_another_rule_is_tried_again(make_search):
+    asha = make_search({RATE: {"grid": [0.1]}})
     log = TrialLog(asha.store.root, asha.folder)
     stopped = {(0.1, 42): {"status": "stopped", "score": 20.0}}
 
-    def tried(found):
-        return play(TrialQueue(found, log, Listed([{RATE: 0.1}]), [42], "search"), stopped)
+    def tried(search):
+        return play(TrialQueue(search, log, Listed([{RATE: 0.1}]), [42], "search"), stopped)
 
     assert tried(asha) == [(0.1, 42)] and tried(asha) == []
-    assert tried(search({RATE: {"grid": [0.1]}}, direction="minimum")) == [(0.1, 42)]
-    assert tried(search({RATE: {"grid": [0.1]}}, scheduler="none")) == [(0.1, 42)]
+    assert tried(make_search({RATE: {"grid": [0.1]}}, direction="minimum")) == [(0.1, 42)]
+    assert tried(make_search({RATE: {"grid": [0.1]}}, scheduler="none")) == [(0.1, 42)]
 
 
 def test_a_killed_search_knows_what_had_begun(three_rates):
-    found, new_book = three_rates
-    log = TrialLog(found.store.root, found.folder)
-    book = new_book(log)
-    assert book.has_work() and log.begun() == []  # not handed out yet
-    first, second = book.next(), book.next()
-    assert book.num_left() == 9
-    book.end(first.work.node.fingerprint, status="finished", score=1.0)
-    again = TrialLog(found.store.root, found.folder)
+    search, new_queue = three_rates
+    log = TrialLog(search.store.root, search.folder)
+    queue = new_queue(log)
+    assert queue.peek() and log.begun() == []  # not handed out yet
+    first, second = queue.next(), queue.next()
+    assert queue.num_left() == 9
+    queue.end(first.work.node.fingerprint, status="finished", score=1.0)
+    again = TrialLog(search.store.root, search.folder)
     assert [one.values for one in again.begun()] == [second.values] and len(list(again)) == 1
-    assert book.may_be_stopped(1) and not book.may_be_stopped(2)
+    assert queue.may_be_stopped(1) and not queue.may_be_stopped(2)
 
 
-def test_only_the_best_settings_keep_weights(search):
-    found = search({RATE: {"grid": [0.1, 0.2]}}, seeds=[1, 2], keep=1)
-    log = TrialLog(found.store.root, found.folder)
+def test_only_the_best_configurations_keep_weights(make_search):
+    search = make_search({RATE: {"grid": [0.1, 0.2]}}, seeds=[1, 2], keep=1)
+    log = TrialLog(search.store.root, search.folder)
     scores = {(0.1, 1): 80.0, (0.1, 2): 60.0, (0.2, 1): 75.0, (0.2, 2): 74.0, (0.3, 1): 10.0}
     trials = []
     for (rate, seed), score in scores.items():
-        job = found.work_of({RATE: rate}, seed)
-        job.publish({"search": found.name})
-        name = job.node.fingerprint
-        one = trial(name, folder=job.folder, values={RATE: rate}, seed=seed, score=score)
+        work = search.work_of({RATE: rate}, seed)
+        work.publish({"search": search.name})
+        name = work.node.fingerprint
+        one = trial(name, folder=work.folder, values={RATE: rate}, seed=seed, score=score)
         trials.append(one)
         log.add(one)
     used = {"train": {"folder": trials[4].folder, "settings": {}}}
-    found.store.root.write("history/other/1/run.json", json.dumps(used).encode())
-    Keeper(found, log)
-    left = [found.store.manifest(one.folder) is not None for one in trials]
+    search.store.root.write("history/other/1/run.json", json.dumps(used).encode())
+    Keeper(search, log)
+    left = [search.store.manifest(one.folder) is not None for one in trials]
     assert left == [False, False, True, True, True]  # the mean of 0.2 is the best; 0.3 is in use
 
 
@@ -190,12 +205,12 @@ def test_one_search_runs_once(tmp_path):
         pass
 
 
-def test_the_same_setting_is_proposed_once(search):
-    found = search({RATE: {"choice": [0.1]}}, searcher="random", trials=5)
-    log = TrialLog(found.store.root, found.folder)
+def test_the_same_configuration_is_proposed_once(make_search):
+    search = make_search({RATE: {"choice": [0.1]}}, searcher="random", trials=5)
+    log = TrialLog(search.store.root, search.folder)
     twice = Listed([{RATE: 0.1}, {RATE: 0.1}])
-    assert play(TrialQueue(found, log, twice, [1], "search"), {}) == [(0.1, 1)]
-    assert len(listed_settings(found.settings, found.space)) == 1
+    assert play(TrialQueue(search, log, twice, [1], "search"), {}) == [(0.1, 1)]
+    assert len(listed_configurations(search.settings, search.space)) == 1
 
 
 def test_a_checkpoint_whose_metric_is_no_number_has_no_score():

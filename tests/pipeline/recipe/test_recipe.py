@@ -8,7 +8,7 @@ from stages.errors import UserError
 from tests.support import REPOSITORY
 from tests.support.recipes import setting
 from tune.definition import Search
-from tune.searchers import listed_settings
+from tune.searchers import listed_configurations
 
 RECIPES = REPOSITORY / "recipes"
 
@@ -43,7 +43,7 @@ def test_shipped_searches_have_the_settings_of_their_papers(data_folder, monkeyp
         if "recipe" in yaml.safe_load(file.read_text()):
             search = Search(str(file))
             assert search.name == file.stem
-            sizes[search.name] = len(listed_settings(search.settings, search.space))
+            sizes[search.name] = len(listed_configurations(search.settings, search.space))
     assert sizes == {"denosent-search": 15, "rankcse-search": 18, "rankencoder-search": 40,
                      "wiki-search": 24}  # fmt: skip
 
