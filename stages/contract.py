@@ -60,7 +60,7 @@ class Shard:
     num_rows: int
 
 
-class Opened(Protocol):
+class Artifact(Protocol):
     """A published artifact. Every file is verified when it is first opened."""
 
     @property
@@ -102,7 +102,7 @@ class Work(Protocol):
     def owner(self) -> str: ...
     @property
     def input_names(self) -> list[str]: ...
-    def input(self, name: str) -> Opened: ...
+    def input(self, name: str) -> Artifact: ...
     def secret(self, variable: str) -> str: ...
     def say(self, text: str, important: bool = False) -> None: ...
     def missing_shards(self) -> list[int]: ...
@@ -114,10 +114,10 @@ class Work(Protocol):
         folder: Path | None = None,
         rows: Mapping[int, int] | None = None,
     ) -> None: ...
-    def forget(self) -> None: ...
+    def remove(self) -> None: ...
 
 
-class Known(Protocol):
+class Fingerprinted(Protocol):
     """An input as far as an identity may depend on it."""
 
     @property
@@ -137,7 +137,7 @@ class Stage(ABC):
     row_wise: ClassVar[bool] = False
 
     @abstractmethod
-    def identity(self, inputs: Mapping[str, Known]) -> dict[str, Any]:
+    def identity(self, inputs: Mapping[str, Fingerprinted]) -> dict[str, Any]:
         """What changes the result, by setting path; devices, counts and places do not.
 
         Raises:
@@ -168,7 +168,7 @@ class Stage(ABC):
     def check_rows(self, num_rows: int) -> None:  # noqa: B027 - as check
         """As `check`, once the sentences are counted."""
 
-    def expected_rows(self, source: Opened) -> dict[int, int]:
+    def expected_rows(self, source: Artifact) -> dict[int, int]:
         """Rows that every shard of a row-wise stage must have, by number: those of the source's."""
         return {number: source.shard_rows(number) for number in source.shard_numbers}
 
@@ -184,19 +184,19 @@ class Stage(ABC):
         """Makes the whole node and publishes it."""
         raise NotImplementedError
 
-    def student_card(self, artifact: Opened, table: str) -> str | None:
+    def student_card(self, artifact: Artifact, table: str) -> str | None:
         """The model card with a run's figures, where the artifact is a student to be used (its
         folder `model`); None for all others."""
         return None
 
-    def report(self, artifact: Opened) -> dict[str, str | list[dict[str, Any]]]:
+    def report(self, artifact: Artifact) -> dict[str, str | list[dict[str, Any]]]:
         """What the report page shows of the artifact, by heading: a sentence, or rows of metrics
         (`step`, `loss`, maybe `dev_spearman`) to be drawn as curves."""
         return {}
 
     @classmethod
     def sample(
-        cls, artifact: Opened, open_input: Callable[[str], Opened], num_rows: int
+        cls, artifact: Artifact, open_input: Callable[[str], Artifact], num_rows: int
     ) -> list[str]:
         """Lines that show what an artifact of this kind holds.
 

@@ -28,7 +28,7 @@ from stages.fields import ModelName, StoragePath
 from stages.ranks.settings import RanksSettings
 from stages.rewrite.settings import PerturbSettings
 from stages.sentences.settings import SentencesSettings
-from stages.settings import Open, execution
+from stages.settings import Extensible, execution
 from stages.train.settings import StudentSettings, TrainSettings
 from stages.variables import Texts, with_texts
 
@@ -70,7 +70,7 @@ class TeacherSettings(EncoderSettings):
         return self
 
 
-class Recipe(Open):
+class Recipe(Extensible):
     additions = "sections"
 
     name: str = Field(description="Name of the student, its folder and its report.", pattern=NAME)

@@ -101,7 +101,7 @@ def bare_name(value: str) -> str:
     return f"{prefix}:{rest}" if prefix else rest
 
 
-class Open(Settings):
+class Extensible(Settings):
     """Settings that a plug-in may add sections to.
 
     What may be added is looked up in the validation context, `{"extensions": Extensions}`: its

@@ -49,7 +49,7 @@ def test_artifacts_and_checkpoints_on_s3(bucket, tmp_path):
     copy.unlink()
     with pytest.raises(UserError, match="has changed"):
         opened.shard_path(0, "a.npy")
-    store.forget("embed/x-1")
+    store.remove("embed/x-1")
     assert store.manifest("embed/x-1") is None
     assert store.root.list("embed/x-1/shards") == []
 

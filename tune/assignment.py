@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.recipe.document import Document
-from pipeline.run.workspace import Workspace
+from pipeline.run.work import NodeWork
 from tune.space import Configuration, Space
 
 
@@ -30,8 +30,8 @@ class Assignment:
     may_be_stopped: whether the scheduler judges it.
     """
 
-    work: Workspace
-    result: Workspace
+    work: NodeWork
+    result: NodeWork
     values: Configuration
     seed: int
     metric: str

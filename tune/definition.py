@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.plan.graph import Node, build_graph
 from pipeline.recipe.document import Document, setting_path
 from pipeline.recipe.read import read_recipe, recipe_context
-from pipeline.run.workspace import Workspace, workspaces
+from pipeline.run.work import NodeWork, works_of
 from pipeline.store.artifacts import ArtifactStore
 from stages.errors import UserError
 from stages.recipe import Recipe
@@ -105,14 +105,14 @@ class Search:
         """
         return read_recipe(self._base.changed(values | {"train.seed": seed}, who))
 
-    def work_of(self, values: Configuration, seed: int) -> Workspace:
+    def work_of(self, values: Configuration, seed: int) -> NodeWork:
         """The training of one trial, whose inputs must be there when it runs; raises as above."""
         nodes = build_graph(self.recipe_of(values, seed)).nodes
         needed = ("train", *nodes["train"].inputs.values())
         folders = {name: self._folder_of(nodes[name]) for name in needed}
-        return workspaces([nodes["train"]], self.recipe.storage, folders)["train"]
+        return works_of([nodes["train"]], self.recipe.storage, folders)["train"]
 
-    def result_work(self, work: Workspace) -> Workspace:
+    def result_work(self, work: NodeWork) -> NodeWork:
         """The trial's result as an artifact of its own: what was measured, without weights."""
         node = replace(work.node, stage=TrialResult(), name="trial")
         return replace(work, node=node, folder=self._folder_of(node))

@@ -12,7 +12,7 @@ import ray
 
 from pipeline.run.board import start_board
 from pipeline.run.hosts import make_on_workers
-from pipeline.run.workspace import Workspace
+from pipeline.run.work import NodeWork
 from stages.train.stage import Train
 
 SECONDS_BETWEEN_LOOKS = 0.1
@@ -59,7 +59,7 @@ class Relay:
         self._answered.set()
 
 
-def nested_rows(work: Workspace, search: str) -> Iterator[dict[str, Any]]:
+def nested_rows(work: NodeWork, search: str) -> Iterator[dict[str, Any]]:
     """Trains with Ray Train and yields its metric rows; closing ends the training.
 
     The workers are asked to stop and do so together at their next row: killing them would leave
@@ -100,7 +100,7 @@ def nested_rows(work: Workspace, search: str) -> Iterator[dict[str, Any]]:
         thread.join()
 
 
-def _train_relayed(relay: Any, search: str, work: Workspace) -> None:
+def _train_relayed(relay: Any, search: str, work: NodeWork) -> None:
     """Runs in every worker of a nested training."""
     import torch
 

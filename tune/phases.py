@@ -20,7 +20,7 @@ from pipeline.plan.plan import make_plan
 from pipeline.recipe.read import dump_recipe
 from pipeline.report.figures import Results, collect
 from pipeline.run.runner import check_nodes, make_needed, run
-from pipeline.run.workspace import Workspace
+from pipeline.run.work import NodeWork
 from stages.errors import UserError
 from stages.packages import need
 from tune.assignment import Assignment, Member
@@ -229,7 +229,7 @@ class _Phases:
 
         run_trials(queue, resources, max_concurrent, stops_early=phase == "search")
 
-    def _prepare(self, work: Workspace) -> tuple[dict[str, float], int]:
+    def _prepare(self, work: NodeWork) -> tuple[dict[str, float], int]:
         """Starts Ray and makes what trials read; what a trial takes, and how many run at once."""
         self._open()
         from tune.resources import trial_resources

@@ -5,14 +5,14 @@ from collections.abc import Callable
 import ray
 
 from pipeline.run.hosts import placement
-from pipeline.run.workspace import Workspace
+from pipeline.run.work import NodeWork
 from stages.contract import Workers
 from stages.errors import UserError
 from tune.settings import SearchSettings
 
 
 def trial_resources(
-    settings: SearchSettings, work: Workspace, out: Callable[[str], None]
+    settings: SearchSettings, work: NodeWork, out: Callable[[str], None]
 ) -> tuple[dict[str, float], int]:
     """What Tune reserves for a trial, and how many trials run at once: as many as fit, or fewer.
 

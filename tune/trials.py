@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from pipeline.run.workspace import Workspace
+from pipeline.run.work import NodeWork
 from pipeline.store.artifacts import Manifest
-from stages.contract import Known, Stage
+from stages.contract import Fingerprinted, Stage
 from stages.files import Root, storage_error
 from stages.variables import hide_values
 from tune.space import Configuration
@@ -156,11 +156,11 @@ class TrialResult(Stage):
     kind = "trial"
     version = 1
 
-    def identity(self, inputs: Mapping[str, Known]) -> dict[str, Any]:
+    def identity(self, inputs: Mapping[str, Fingerprinted]) -> dict[str, Any]:
         raise NotImplementedError("a trial's result has the identity of its training")
 
 
-def publish_result(work: Workspace, result: Workspace) -> None:
+def publish_result(work: NodeWork, result: NodeWork) -> None:
     """Publishes what a finished training measured."""
     trained = work.store.open(work.folder, work.name)
     lines = trained.file_path("metrics/metrics.jsonl").read_text().splitlines()

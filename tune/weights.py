@@ -42,4 +42,4 @@ class Keeper:
         del self._held[trial.folder]
         # asked anew each time: a run may have begun to use it while the search went on
         if trial.folder not in artifacts_in_history(self._search.store.root, self._runs):
-            self._search.store.forget(trial.folder)
+            self._search.store.remove(trial.folder)

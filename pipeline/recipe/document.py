@@ -17,7 +17,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from stages.errors import UserError
-from stages.settings import Open
+from stages.settings import Extensible
 from stages.variables import FILLED_IN, VARIABLE, Texts, hide_values, value_at
 
 M = TypeVar("M", bound=BaseModel)
@@ -88,7 +88,7 @@ class Document:
         """The settings, checked.
 
         Args:
-            context: what validators look things up in (stages.settings.Open, stages.fields).
+            context: what validators look things up in (stages.settings.Extensible, stages.fields).
             section: where these settings are in the file, for messages.
         """
         context = context or {}
@@ -96,7 +96,7 @@ class Document:
             raw = _expand(self.raw, (), model)
             return model.model_validate(raw, context=dict(context))
         except ValidationError as error:
-            known = _Known(model, context.get("extensions"))
+            known = _KnownSettings(model, context.get("extensions"))
             messages = [self._message(one, known, section) for one in error.errors()]
             raise UserError(f"{self.title}: " + "\n".join(messages)) from None
 
@@ -105,7 +105,7 @@ class Document:
         whole = settings.model_dump()
         return {path: (value_at(whole, path), text) for path, text in _variables(self.raw)}
 
-    def _message(self, error: Any, settings: "_Known", section: str) -> str:
+    def _message(self, error: Any, settings: "_KnownSettings", section: str) -> str:
         where = tuple(str(part) for part in error["loc"])
         nearest = next(
             (where[:n] for n in range(len(where), 0, -1) if where[:n] in self._lines), None
@@ -247,7 +247,7 @@ def setting_path(where: tuple[str, ...]) -> str:
     return path.removeprefix(".") or "recipe"
 
 
-class _Known:
+class _KnownSettings:
     """Which settings there are at a path: fields of classes, and what plug-ins add."""
 
     def __init__(self, model: type[BaseModel], extensions: Any) -> None:
@@ -266,7 +266,7 @@ class _Known:
         return [*model.model_fields, *self._added(model)]
 
     def _added(self, model: type[BaseModel]) -> Mapping[str, type[BaseModel]]:
-        if not issubclass(model, Open):
+        if not issubclass(model, Extensible):
             return {}
         return getattr(self._extensions, model.additions, {})
 

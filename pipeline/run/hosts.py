@@ -18,14 +18,14 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.run.board import poster
-from pipeline.run.workspace import Workspace
+from pipeline.run.work import NodeWork
 from stages.contract import RowWise, Say, Shard, Workers
 from stages.errors import UserError
 from stages.plugins import plugin_version
 from stages.text import clock
 
 
-def make_nodes(works: Sequence[Workspace], board: Any, say: Callable[[str], Say]) -> None:
+def make_nodes(works: Sequence[NodeWork], board: Any, say: Callable[[str], Say]) -> None:
     """Makes nodes that share what they load (mostly: one node); returns when all are published.
 
     Args:
@@ -96,23 +96,23 @@ def _plugin_versions(plugins: Sequence[str]) -> dict[str, str | None]:
     return found
 
 
-def _make_here(works: Sequence[Workspace]) -> None:
+def _make_here(works: Sequence[NodeWork]) -> None:
     loaded = works[0].node.stage.load(works[0])
     for work in works:
         work.node.stage.make(work, loaded)
 
 
-def _make_there(works: Sequence[Workspace], board: Any) -> None:
+def _make_there(works: Sequence[NodeWork], board: Any) -> None:
     use_assigned_cores()
     _make_here([replace(work, tell=poster(work.name, board)) for work in works])
 
 
-def _make_alone(work: Workspace) -> None:
+def _make_alone(work: NodeWork) -> None:
     _make_here([work])
 
 
 def _task(
-    function: Callable[..., None], options: dict[str, Any], works: Sequence[Workspace], *more: Any
+    function: Callable[..., None], options: dict[str, Any], works: Sequence[NodeWork], *more: Any
 ) -> None:
     remote = ray.remote(**options)(function)
     try:
@@ -146,7 +146,7 @@ class ShardActor:
     """
 
     def __init__(
-        self, work: Workspace, open_pass: Callable[[Workspace], Callable[[int], Shard | None]]
+        self, work: NodeWork, open_pass: Callable[[NodeWork], Callable[[int], Shard | None]]
     ) -> None:
         use_assigned_cores()
         self._work = work
@@ -169,7 +169,7 @@ class ShardActor:
             return {"shard": number, "rows": 0, "error": str(error)}
 
 
-def _make_rows(work: Workspace, stage: RowWise, say: Say) -> None:
+def _make_rows(work: NodeWork, stage: RowWise, say: Say) -> None:
     """Makes the missing shards: each goes through the passes, one actor pool for each."""
     from ray.data import ActorPoolStrategy, DataContext
 
@@ -212,7 +212,7 @@ def _make_rows(work: Workspace, stage: RowWise, say: Say) -> None:
 
 
 def make_on_workers(
-    work: Workspace, workers: Workers, board: Any, make: Callable[[Workspace], None]
+    work: NodeWork, workers: Workers, board: Any, make: Callable[[NodeWork], None]
 ) -> None:
     """Runs `make` on every training worker; grouped ones find each other through Ray Train."""
     if workers.grouped:
@@ -251,9 +251,7 @@ def placement(workers: Workers, name: str) -> tuple[int, int]:
     return cores, gpus
 
 
-def _group(
-    work: Workspace, workers: Workers, board: Any, make: Callable[[Workspace], None]
-) -> None:
+def _group(work: NodeWork, workers: Workers, board: Any, make: Callable[[NodeWork], None]) -> None:
     from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
     from ray.train.torch import TorchConfig, TorchTrainer
 

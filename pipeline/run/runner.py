@@ -10,7 +10,7 @@ from pipeline.plan.graph import Node
 from pipeline.plan.plan import Plan, make_plan
 from pipeline.recipe.read import dump_recipe
 from pipeline.report.figures import Results, collect
-from pipeline.run.workspace import workspaces
+from pipeline.run.work import works_of
 from pipeline.store.artifacts import Artifact
 from pipeline.store.history import start_record
 from stages.errors import UserError
@@ -169,11 +169,11 @@ def make(plan: Plan, wanted: list[Node], again: set[str], out: Out) -> None:
         check_rows(root)
 
     def make_batch(batch: list[Node]) -> None:
-        works = list(workspaces(batch, plan.recipe.storage, folders).values())
+        works = list(works_of(batch, plan.recipe.storage, folders).values())
         for work in works:
             progress.say(work.name, "started", important=True)
             if work.name in again:  # not before: whatever goes wrong earlier must lose nothing
-                work.forget()
+                work.remove()
                 store.root.delete(work.scratch)
         make_nodes(works, board, progress.of)
         progress.relay(board)  # what its workers said last, before "done"

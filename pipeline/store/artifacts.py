@@ -185,7 +185,7 @@ class ArtifactStore:
         text = json.dumps(asdict(manifest), indent=1)
         self.root.write(f"{folder}/{MANIFEST}", text.encode())
 
-    def forget(self, folder: str) -> None:
+    def remove(self, folder: str) -> None:
         """Removes an artifact, manifest first."""
         self.root.delete(f"{folder}/{MANIFEST}")
         self.root.delete(folder)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from stages.contract import Known, Opened, Resources, RowWise, Shard, Work
+from stages.contract import Artifact, Fingerprinted, Resources, RowWise, Shard, Work
 from stages.encoder.source import EncoderSource
 from stages.planning import Graph, Inputs
 from stages.samples import factor_rows
@@ -23,7 +23,7 @@ class Embed(RowWise):
     kind = "embed"
     version = 1
 
-    def identity(self, inputs: Mapping[str, Known]) -> dict[str, Any]:
+    def identity(self, inputs: Mapping[str, Fingerprinted]) -> dict[str, Any]:
         return self.encoder.identity(inputs)
 
     def resources(self) -> Resources:
@@ -45,7 +45,7 @@ class Embed(RowWise):
 
     @classmethod
     def sample(
-        cls, artifact: Opened, open_input: Callable[[str], Opened], num_rows: int
+        cls, artifact: Artifact, open_input: Callable[[str], Artifact], num_rows: int
     ) -> list[str]:
         return factor_rows(artifact.shard_path(artifact.shard_numbers[0], "factors.npy"), num_rows)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from stages.contract import Known, Work
+from stages.contract import Fingerprinted, Work
 from stages.encoder.settings import (
     EncoderSettings,
     ModelSettings,
@@ -52,7 +52,9 @@ class EncoderSource(Generic[E]):
         """What a node with this encoder reads: (its own name for it, the graph's)."""
         return [(self.settings.model, self.node)] if self.training is not None else []
 
-    def identity(self, inputs: Mapping[str, Known], where: str = "encoder") -> dict[str, Any]:
+    def identity(
+        self, inputs: Mapping[str, Fingerprinted], where: str = "encoder"
+    ) -> dict[str, Any]:
         """The encoder's settings under `encoder.`: the same encoder is the same artifact as a
         teacher, a student's start or in another recipe."""
         found = self.settings.identity(where)

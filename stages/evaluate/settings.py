@@ -8,13 +8,13 @@ from stages.evaluate.retrieval import RetrievalSettings
 from stages.evaluate.sets import StsSettings, check_names_differ
 from stages.evaluate.size import Size
 from stages.evaluate.sts import StsTest
-from stages.settings import Open
+from stages.settings import Extensible
 
 # Columns of every table, which no test set may be called.
 TAKEN_NAMES = ("layers", "MB", "mean", "sentences/s")
 
 
-class EvaluateSettings(Open):
+class EvaluateSettings(Extensible):
     """The list of tests. Tests of plug-ins join it."""
 
     additions = "evaluations"

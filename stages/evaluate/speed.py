@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from stages.contract import (
     EncoderLabel,
     Figure,
-    Known,
+    Fingerprinted,
     Measurement,
     Resources,
     Stage,
@@ -44,7 +44,7 @@ class Speed(Stage):
     kind = "speed"
     version = 2
 
-    def identity(self, inputs: Mapping[str, Known]) -> dict[str, Any]:
+    def identity(self, inputs: Mapping[str, Fingerprinted]) -> dict[str, Any]:
         found = {"max_length": self.max_length}
         return found | {
             f"teachers[{number}]": teacher.identity(inputs)

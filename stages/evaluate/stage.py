@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stages.contract import EncoderLabel, Known, Measurement, Resources, Stage, Work, measured
+from stages.contract import (
+    EncoderLabel,
+    Fingerprinted,
+    Measurement,
+    Resources,
+    Stage,
+    Work,
+    measured,
+)
 from stages.encoder.source import EncoderSource
 from stages.evaluate.base import Encode, Evaluation, Tested
 from stages.planning import Graph, Inputs
@@ -33,7 +41,7 @@ class Evaluate(Stage):
     kind = "evaluate"
     version = 2
 
-    def identity(self, inputs: Mapping[str, Known]) -> dict[str, Any]:
+    def identity(self, inputs: Mapping[str, Fingerprinted]) -> dict[str, Any]:
         found = self.encoder.identity(inputs) | {"encoder.max_length": self.max_length}
         test = self.test.identity(f"evaluate.{self.test.title}") | plugin_of(type(self.test))
         found["test"] = test | {"kind": type(self.test).__name__}

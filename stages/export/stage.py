@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.contract import Known, Opened, Stage, Work
+from stages.contract import Artifact, Fingerprinted, Stage, Work
 from stages.encoder.source import EncoderSource
 from stages.export.card import model_card
 from stages.planning import Graph
@@ -31,7 +31,7 @@ class Export(Stage):
     kind = "export"
     version = 3
 
-    def identity(self, inputs: Mapping[str, Known]) -> dict[str, Any]:
+    def identity(self, inputs: Mapping[str, Fingerprinted]) -> dict[str, Any]:
         found: dict[str, Any] = {"max_length": self.student.settings.max_length}
         return found | ({"ranks.inference_weight": self.rank_weight} if self.corpus else {})
 
@@ -55,7 +55,7 @@ class Export(Stage):
                 (target / "ranks.json").write_text(json.dumps(about) + "\n")
             work.publish({"data": counts}, Path(local))
 
-    def student_card(self, artifact: Opened, table: str) -> str | None:
+    def student_card(self, artifact: Artifact, table: str) -> str | None:
         data = artifact.stats["data"]
         return model_card(self.name, self.summary, data, bool(self.corpus), table)
 

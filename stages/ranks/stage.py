@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stages.contract import Known, Opened, Resources, RowWise, Shard, Stage, Work
+from stages.contract import Artifact, Fingerprinted, Resources, RowWise, Shard, Stage, Work
 from stages.embed.stage import add_embedding
 from stages.encoder.source import EncoderSource
 from stages.planning import Graph
@@ -39,7 +39,7 @@ class Corpus(Stage):
     kind = "corpus"
     version = 1
 
-    def identity(self, inputs: Mapping[str, Known]) -> dict[str, Any]:
+    def identity(self, inputs: Mapping[str, Fingerprinted]) -> dict[str, Any]:
         found = {f"ranks.{key}": value for key, value in self.settings.identity("ranks").items()}
         found.pop("ranks.inference_weight")
         if self.student is not None:
@@ -102,7 +102,7 @@ class Ranks(RowWise):
     kind = "ranks"
     version = 1
 
-    def identity(self, inputs: Mapping[str, Known]) -> dict[str, Any]:
+    def identity(self, inputs: Mapping[str, Fingerprinted]) -> dict[str, Any]:
         return {}
 
     def open(self, work: Work) -> Callable[[int], Shard]:
@@ -121,7 +121,7 @@ class Ranks(RowWise):
 
     @classmethod
     def sample(
-        cls, artifact: Opened, open_input: Callable[[str], Opened], num_rows: int
+        cls, artifact: Artifact, open_input: Callable[[str], Artifact], num_rows: int
     ) -> list[str]:
         return factor_rows(artifact.shard_path(artifact.shard_numbers[0], "factors.npy"), num_rows)
 
@@ -159,7 +159,7 @@ def plan_student(graph: Graph) -> None:
     graph.add("corpus:after", stage, ["sentences", *student.inputs])
 
 
-def corpus_arrays(corpus: Opened) -> "tuple[np.ndarray, np.ndarray | None]":
+def corpus_arrays(corpus: Artifact) -> "tuple[np.ndarray, np.ndarray | None]":
     """Corpus vectors (n, D), and the basis (n, k) when ranks are compressed."""
     import numpy as np
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field, model_validator
 
-from stages.contract import Known, Opened, Resources, RowWise, Shard, Work
+from stages.contract import Artifact, Fingerprinted, Resources, RowWise, Shard, Work
 from stages.encoder.settings import ModelSettings, model_folder
 from stages.encoder.source import model_config
 from stages.errors import UserError
@@ -146,7 +146,7 @@ class Translate(RowWise):
     kind = "translate"
     version = 1
 
-    def identity(self, inputs: Mapping[str, Known]) -> dict[str, Any]:
+    def identity(self, inputs: Mapping[str, Fingerprinted]) -> dict[str, Any]:
         whole = self.settings.identity(f"{self.where}.backtranslation")
         return {f"perturb.backtranslation.{key}": value for key, value in whole.items()}
 
@@ -174,7 +174,7 @@ class Translate(RowWise):
 
     @classmethod
     def sample(
-        cls, artifact: Opened, open_input: Callable[[str], Opened], num_rows: int
+        cls, artifact: Artifact, open_input: Callable[[str], Artifact], num_rows: int
     ) -> list[str]:
         path = artifact.shard_path(artifact.shard_numbers[0], "translations.parquet")
         return table_rows("pivot, and back", path, num_rows)
@@ -235,7 +235,7 @@ class _Pass:
 class FilteredTranslations(Rewrites, RowWise):
     """Published translations as rewrites: another filter must not translate again."""
 
-    def identity(self, inputs: Mapping[str, Known]) -> dict[str, Any]:
+    def identity(self, inputs: Mapping[str, Fingerprinted]) -> dict[str, Any]:
         whole = super().identity(inputs)
         whole.pop("perturb.backtranslation")  # its translations are an input
         return whole

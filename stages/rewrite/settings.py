@@ -10,10 +10,10 @@ from stages.rewrite.base import RewriteSource
 from stages.rewrite.filters import Filters
 from stages.rewrite.pairs import Pairs
 from stages.rewrite.rewriting import Rewriting
-from stages.settings import Open
+from stages.settings import Extensible
 
 
-class PerturbSettings(Open):
+class PerturbSettings(Extensible):
     """An entry of `perturb`. A new source is a file (settings and nodes) and a line here."""
 
     additions = "rewrites"

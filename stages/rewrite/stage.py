@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stages.contract import Known, Opened, Shard, Stage, Work
+from stages.contract import Artifact, Fingerprinted, Shard, Stage, Work
 from stages.errors import UserError
 from stages.rewrite.rewrites import Rewrite, added, shard_files
 from stages.samples import table_rows
@@ -35,7 +35,7 @@ class Rewrites(Stage):
     version = 2
     row_wise = True
 
-    def identity(self, inputs: Mapping[str, Known]) -> dict[str, Any]:
+    def identity(self, inputs: Mapping[str, Fingerprinted]) -> dict[str, Any]:
         whole = self.settings.identity(self.where)
         whole.pop("name")
         return {f"perturb.{key}": value for key, value in whole.items() if value is not None}
@@ -66,7 +66,7 @@ class Rewrites(Stage):
         stats = added(json.loads(raw) for raw in work.read_shard_file("stats.json"))
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in stats["rejected"].items())
         if not stats["rewrites"]:
-            work.forget()
+            work.remove()
             raise UserError(
                 f"{work.name}: not one rewrite was kept ({reasons}). Look at the source, or change "
                 f"{self.where}.filters."
@@ -84,7 +84,7 @@ class Rewrites(Stage):
 
     @classmethod
     def sample(
-        cls, artifact: Opened, open_input: Callable[[str], Opened], num_rows: int
+        cls, artifact: Artifact, open_input: Callable[[str], Artifact], num_rows: int
     ) -> list[str]:
         """Sentences with the rewrites below them, and what was rejected, from the first shard."""
         from stages.sentences.stage import read_texts

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.contract import Known, Opened, Shard, Stage, Work
+from stages.contract import Artifact, Fingerprinted, Shard, Stage, Work
 from stages.packages import need
 from stages.planning import Graph
 from stages.samples import table_rows
@@ -22,7 +22,7 @@ class Sentences(Stage):
     kind = "sentences"
     version = 1
 
-    def identity(self, inputs: Mapping[str, Known]) -> dict[str, Any]:
+    def identity(self, inputs: Mapping[str, Fingerprinted]) -> dict[str, Any]:
         found = self.settings.identity("sentences")
         return {f"sentences.{key}": value for key, value in found.items()}
 
@@ -48,7 +48,7 @@ class Sentences(Stage):
             stats = build_sentences(self.settings, emit_shard, emit_file)
             work.publish(stats, Path(local), rows)
 
-    def report(self, artifact: Opened) -> dict[str, str | list[dict[str, Any]]]:
+    def report(self, artifact: Artifact) -> dict[str, str | list[dict[str, Any]]]:
         stats = artifact.stats
         dropped = ", ".join(f"{count:,} {reason}" for reason, count in stats["rejected"].items())
         return {
@@ -58,7 +58,7 @@ class Sentences(Stage):
 
     @classmethod
     def sample(
-        cls, artifact: Opened, open_input: Callable[[str], Opened], num_rows: int
+        cls, artifact: Artifact, open_input: Callable[[str], Artifact], num_rows: int
     ) -> list[str]:
         first = artifact.shard_numbers[0]
         lines = table_rows("sample", artifact.shard_path(first, "rows.parquet"), num_rows)
@@ -73,7 +73,7 @@ def plan(graph: Graph) -> None:
     graph.add("sentences", Sentences(graph.recipe.sentences), [])
 
 
-def read_texts(sentences: Opened, number: int) -> list[str]:
+def read_texts(sentences: Artifact, number: int) -> list[str]:
     """Sentences of one shard."""
     import pyarrow.parquet as pq
 
@@ -81,7 +81,7 @@ def read_texts(sentences: Opened, number: int) -> list[str]:
     return list(pq.read_table(path, columns=["text"]).column(0).to_pylist())
 
 
-def texts_of_rows(sentences: Opened, rows: Sequence[int]) -> list[str]:
+def texts_of_rows(sentences: Artifact, rows: Sequence[int]) -> list[str]:
     """Sentences by row number, in the order asked for; one shard is in memory at a time."""
     found: dict[int, str] = {}
     start = 0

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from stages.contract import Known, Opened, RowWise, Shard, Work
+from stages.contract import Artifact, Fingerprinted, RowWise, Shard, Work
 from stages.encoder.source import EncoderSource
 from stages.planning import Graph
 from stages.sentences.stage import read_texts
@@ -36,7 +36,7 @@ class Tokens(RowWise):
     kind = "tokens"
     version = 2
 
-    def identity(self, inputs: Mapping[str, Known]) -> dict[str, Any]:
+    def identity(self, inputs: Mapping[str, Fingerprinted]) -> dict[str, Any]:
         whole = self.student.identity(inputs, "student")
         names = [f"encoder.{name}" for name in TOKENIZER_SETTINGS]
         found = {name: whole[name] for name in names if name in whole}
@@ -65,7 +65,7 @@ class Tokens(RowWise):
 
         return make
 
-    def expected_rows(self, source: Opened) -> dict[int, int]:
+    def expected_rows(self, source: Artifact) -> dict[int, int]:
         if self.column is None:
             return super().expected_rows(source)
         counted = "rewrites" if self.column == "text" else "negatives"
@@ -76,7 +76,7 @@ class Tokens(RowWise):
 
     @classmethod
     def sample(
-        cls, artifact: Opened, open_input: Callable[[str], Opened], num_rows: int
+        cls, artifact: Artifact, open_input: Callable[[str], Artifact], num_rows: int
     ) -> list[str]:
         import numpy as np
 
@@ -107,7 +107,7 @@ def plan(graph: Graph) -> None:
 
 
 def read_rewrites(
-    perturbed: Opened, number: int, column: Literal["text", "negative"]
+    perturbed: Artifact, number: int, column: Literal["text", "negative"]
 ) -> tuple[Any, list[str]]:
     """Places of the sentences (int64, ascending) and their rewrites or negatives in one shard."""
     import numpy as np

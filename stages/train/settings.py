@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from stages.encoder.settings import EncoderSettings
 from stages.errors import UserError
 from stages.evaluate.sets import StsSettings, check_names_differ
-from stages.settings import Open, Settings, execution
+from stages.settings import Extensible, Settings, execution
 from stages.train.objectives.base import Objective, View
 from stages.train.objectives.consistency import Consistency
 from stages.train.objectives.denoising import Denoising
@@ -70,7 +70,7 @@ class StudentSettings(EncoderSettings):
         return [first, first.model_copy(update={"template": second})]
 
 
-class Objectives(Open):
+class Objectives(Extensible):
     """The list of objectives. Their losses are summed with their weights; a method is a choice of
     them. Objectives of plug-ins join the list."""
 

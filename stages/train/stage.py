@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stages.contract import Known, Opened, Resources, Stage, Work, Workers
+from stages.contract import Artifact, Fingerprinted, Resources, Stage, Work, Workers
 from stages.encoder.source import EncoderSource
 from stages.packages import need
 from stages.planning import Graph
@@ -34,7 +34,7 @@ class Train(Stage):
     # read; head and pooling are float32 under autocast
     version = 4
 
-    def identity(self, inputs: Mapping[str, Known]) -> dict[str, Any]:
+    def identity(self, inputs: Mapping[str, Fingerprinted]) -> dict[str, Any]:
         found = self.student.identity(inputs, "student")
         for key, value in self.settings.identity("train").items():
             found[f"train.{key}"] = value
@@ -73,7 +73,7 @@ class Train(Stage):
         layers = self.student.settings.layers
         return self.student.config() | ({"num_hidden_layers": len(layers)} if layers else {})
 
-    def report(self, artifact: Opened) -> dict[str, str | list[dict[str, Any]]]:
+    def report(self, artifact: Artifact) -> dict[str, str | list[dict[str, Any]]]:
         lines = artifact.file_path("metrics/metrics.jsonl").read_text().splitlines()
         return {"Training": [json.loads(line) for line in lines]}
 

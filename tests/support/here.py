@@ -2,7 +2,7 @@
 
 from pipeline.plan.plan import make_plan
 from pipeline.run.runner import check_nodes
-from pipeline.run.workspace import workspaces
+from pipeline.run.work import works_of
 from stages.contract import RowWise
 
 
@@ -11,7 +11,7 @@ def make_here(recipe):
     plan = make_plan(recipe)
     missing = [one.node for one in plan.nodes.values() if not one.done]
     check_nodes(missing)
-    for work in workspaces(missing, recipe.storage, plan.folders).values():
+    for work in works_of(missing, recipe.storage, plan.folders).values():
         stage = work.node.stage
         if isinstance(stage, RowWise):
             for open_pass in stage.passes():

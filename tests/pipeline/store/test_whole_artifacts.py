@@ -13,7 +13,7 @@ from pipeline.plan.graph import build_graph
 from pipeline.plan.plan import make_plan, plan_text
 from pipeline.recipe.read import load_recipe
 from pipeline.run.runner import check_undamaged, choose
-from pipeline.run.workspace import workspaces
+from pipeline.run.work import works_of
 from pipeline.store.artifacts import MANIFEST, ArtifactStore, new_manifest
 from stages.errors import UserError
 from stages.rewrite.rewrites import REWRITES
@@ -39,7 +39,7 @@ def prepared(tmp_path, tiny_recipe):
     def job(name):
         folders = {n: store.folder(node.kind, node.title, node.fingerprint)
                    for n, node in nodes.items()}  # fmt: skip
-        return workspaces([nodes[name]], recipe.storage, folders)[name]
+        return works_of([nodes[name]], recipe.storage, folders)[name]
 
     make(job("sentences"))
     return recipe, store, job
@@ -65,7 +65,7 @@ def test_a_run_whose_shards_another_one_forced_away_publishes_nothing(prepared):
     _, store, job = prepared
     b = job("embed:t")
     put(store, b, [0, 1])
-    store.forget(b.folder)
+    store.remove(b.folder)
     put(store, b, [2, 3, 4])
     with pytest.raises(UserError, match=r"not published, since it lacks shards 0, 1 of 5"):
         b.publish({})
@@ -114,7 +114,7 @@ def test_files_that_went_between_ledger_and_manifest_stop_the_publication(prepar
 def test_sentences_publish_what_they_made_and_no_more(prepared):
     _, store, job = prepared
     sentences = job("sentences")
-    store.forget(sentences.folder)
+    store.remove(sentences.folder)
     store.put_shard(sentences.folder, 9, {"rows.parquet": b""}, 64)  # of an earlier attempt
     make(sentences)
     rows = {s.number: s.num_rows for s in store.manifest(sentences.folder).shards}

@@ -21,7 +21,7 @@ def silent(text: str, important: bool = False) -> None:
 
 
 @dataclass(frozen=True)
-class Workspace:
+class NodeWork:
     """A node on its way.
 
     inputs: folders of the artifacts it reads, by what its stage calls them.
@@ -126,21 +126,21 @@ class Workspace:
         store.publish(self.folder, manifest, rows)
         store.root.delete(self.scratch)
 
-    def forget(self) -> None:
+    def remove(self) -> None:
         """Removes what is stored of the node."""
-        self.store.forget(self.folder)
+        self.store.remove(self.folder)
 
 
-def workspaces(
+def works_of(
     nodes: Sequence[Node], storage: str, folders: Mapping[str, str]
-) -> dict[str, Workspace]:
-    """A workspace for each node, by name.
+) -> dict[str, NodeWork]:
+    """The work of each node, by name.
 
     Args:
         folders: of all nodes' artifacts, by node.
     """
     return {
-        node.name: Workspace(
+        node.name: NodeWork(
             node,
             storage,
             folders[node.name],
