@@ -16,7 +16,8 @@ from pathlib import Path
 import psutil
 import yaml
 
-from tests.conftest import make_model, make_sentences, write_sts
+from tests.support.data import write_sts
+from tests.support.models import make_model, make_sentences
 from tune.definition import Search
 from tune.phases import run_search
 from tune.trial_queue import TrialQueue
@@ -72,7 +73,7 @@ def main() -> None:
                 )
             return trial
 
-        TrialQueue.end = counted  # type: ignore[method-assign]
+        TrialQueue.end = counted  # type: ignore[assignment, method-assign]
         run_search(search, None, lambda line: None)
         overhead = [t.overhead_seconds for t in TrialLog(search.store.root, search.folder)]
     overhead.sort()

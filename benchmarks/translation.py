@@ -25,6 +25,7 @@ import tempfile
 import time
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -71,7 +72,7 @@ def make_model(folder: Path, texts: list[str]) -> Path:
     tokens = ["</s>", "<unk>", *pieces]
     tokens += [f"madeup{i}" for i in range(VOCABULARY - 1 - len(tokens))] + ["<pad>"]
     (folder / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
-    files = [str(folder / name) for name in ("source.spm", "target.spm", "vocab.json")]
+    files: list[Any] = [str(folder / f) for f in ("source.spm", "target.spm", "vocab.json")]
     MarianTokenizer(*files).save_pretrained(folder)
     pad = VOCABULARY - 1
     torch.manual_seed(0)
@@ -96,9 +97,9 @@ def compare(model: TranslationModel, texts: list[str], options: argparse.Namespa
         ("ctranslate2", "ctranslate2", "float32"),
         ("ctranslate2 int8", "ctranslate2", "int8"),
     ):
-        settings = BackTranslation(
-            engine=engine, precision=precision, num_beams=options.beams, max_growth=0.65,
-            max_length=512, tokens_per_batch=options.tokens_per_batch,
+        settings = BackTranslation.model_validate(
+            dict(engine=engine, precision=precision, num_beams=options.beams, max_growth=0.65,
+                 max_length=512, tokens_per_batch=options.tokens_per_batch)
         )  # fmt: skip
         start = time.perf_counter()
         ways[name] = Translator(model, settings)
@@ -108,9 +109,9 @@ def compare(model: TranslationModel, texts: list[str], options: argparse.Namespa
         for name, way in ways.items():
             some = texts if number >= 0 else texts[:16]
             start = time.perf_counter()
-            found = way(some, (0,))
+            outcomes = way(some, (0,))
             if number >= 0:
-                assert {one.reason for one in found} == {"endless_translation"}
+                assert {one.reason for one in outcomes} == {"endless_translation"}
                 speed[name].append(len(some) / (time.perf_counter() - start))
                 print(f"{name:<17} {speed[name][-1]:.2f} sentences/s", flush=True)
     print(
@@ -119,10 +120,10 @@ def compare(model: TranslationModel, texts: list[str], options: argparse.Namespa
         f"{options.rounds} rounds"
     )
     base = np.array(speed["transformers"])
-    for name, found in speed.items():
-        ratio = np.array(found) / base
+    for name, rates in speed.items():
+        ratio = np.array(rates) / base
         print(
-            f"{name:<17} {np.median(found):6.2f} sentences/s, {np.median(ratio):.2f} times "
+            f"{name:<17} {np.median(rates):6.2f} sentences/s, {np.median(ratio):.2f} times "
             f"transformers ({ratio.min():.2f} to {ratio.max():.2f})"
         )
 

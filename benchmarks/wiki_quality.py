@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--storage", default="runs")
     options = parser.parse_args()
-    lines = {}
+    lines: dict[str, list[dict[str, float]]] = {}
     for seed in options.seeds:
         for method, changes in METHODS.items():
             overrides = [*changes, f"train.seed={seed}", f"storage={options.storage}"]
