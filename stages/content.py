@@ -9,6 +9,7 @@ import json
 import os
 import platform
 from contextlib import suppress
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,12 @@ def describe_packages(packages: list[str] | None) -> dict[str, Any]:
 def digest(file: Path) -> str:
     """SHA-256 (hex) of a file's content, remembered while its size and time stay the same."""
     stat = file.stat()
-    key = hashlib.sha256(f"{file.resolve()}|{stat.st_size}|{stat.st_mtime_ns}".encode()).hexdigest()
+    return _digest(file.resolve(), stat.st_size, stat.st_mtime_ns)
+
+
+@cache  # an encoder's files are asked for once for each of its nodes
+def _digest(file: Path, num_bytes: int, mtime_ns: int) -> str:
+    key = hashlib.sha256(f"{file}|{num_bytes}|{mtime_ns}".encode()).hexdigest()
     remembered = cache_folder() / "digests" / f"{key}.json"
     if remembered.is_file():
         return str(json.loads(remembered.read_text())["sha256"])

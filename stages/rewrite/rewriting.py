@@ -254,6 +254,7 @@ class VllmRewrites(ChatRewrites):
         return Resources(in_driver=True, exclusive=f"chat {self.rewriting.model}")
 
     def check(self) -> None:
+        Rewrites.check(self)  # it needs neither HTTP nor a key
         read_variables(self.rewriting)
         if find_spec("vllm") is None:
             raise UserError(

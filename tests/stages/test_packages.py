@@ -170,6 +170,11 @@ MISSING = {
         [setting("perturb", [{"name": "p", "pairs": PAIRS, "filters": {"language": "en"}}])],
     ),
     "chat models": ("aiohttp", "run", [setting("perturb", [{"name": "p", "rewriting": CHAT}])]),
+    "filters of a model in vLLM": (
+        "rapidfuzz",
+        "run",
+        [setting("perturb", [{"name": "p", "rewriting": CHAT | {"engine": "vllm"}}])],
+    ),
     "negations": (
         "spacy",
         "run",
