@@ -94,6 +94,10 @@ def test_a_prompted_student_is_the_same_in_sentence_transformers(models, tmp_pat
     np.testing.assert_allclose(theirs, expected, atol=1e-5)
     again = EncoderSettings(model=str(tmp_path / "student"), max_length=20, device="cpu")
     np.testing.assert_allclose(load_for_inference(again).encode_unit(texts), expected, atol=1e-5)
+    # what docs/how-it-works.md says of such a sentence: both masks count there
+    text = f"a {encoder.tokenizer.pretrained.mask_token} cat"
+    theirs = SentenceTransformer(str(tmp_path / "student"), device="cpu").encode([text])
+    assert np.abs(theirs - load_for_inference(ours).encode_unit([text])).max() > 1e-3
 
 
 @pytest.mark.parametrize(
