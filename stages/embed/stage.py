@@ -8,7 +8,7 @@ from stages.contract import Artifact, Fingerprinted, Resources, RowWise, Shard, 
 from stages.encoder.source import EncoderSource
 from stages.planning import Graph, Inputs
 from stages.samples import factor_rows
-from stages.sentences.stage import read_texts
+from stages.sentences.texts import read_texts
 
 if TYPE_CHECKING:
     from stages.recipe import TeacherSettings

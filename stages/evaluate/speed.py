@@ -21,7 +21,7 @@ from stages.contract import (
 )
 from stages.encoder.source import EncoderSource
 from stages.planning import Graph
-from stages.sentences.stage import read_texts
+from stages.sentences.texts import read_texts
 from stages.teachers import encoding_teachers
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from stages.encoder.source import EncoderSource
 from stages.planning import Graph
 from stages.ranks.settings import RanksSettings
 from stages.samples import factor_rows
-from stages.sentences.stage import texts_of_rows
+from stages.sentences.texts import texts_of_rows
 
 if TYPE_CHECKING:
     import numpy as np

@@ -20,6 +20,7 @@ from stages.rewrite.rewrites import Rewrite
 from stages.rewrite.stage import Rewrites
 from stages.samples import table_rows
 from stages.sentences.build import parquet_bytes
+from stages.sentences.texts import read_texts
 from stages.settings import execution
 
 if TYPE_CHECKING:
@@ -193,7 +194,6 @@ class _Pass:
 
     def __call__(self, number: int) -> Shard | None:
         """Makes the shard's units; after the second pass returns its translations."""
-        from stages.sentences.stage import read_texts
 
         texts, root = read_texts(self._sentences, number), self._work.root
         scratch, size = self._work.scratch, self._settings.rows_per_unit
@@ -241,7 +241,6 @@ class FilteredTranslations(Rewrites, RowWise):
         return whole
 
     def open(self, work: Work) -> Callable[[int], Shard]:
-        from stages.sentences.stage import read_texts
 
         translations, sentences = work.input(work.input_names[0]), work.input("sentences")
 

@@ -24,6 +24,7 @@ from stages.rewrite.stage import Rewrites
 from stages.sentences.build import clean_text
 from stages.sentences.settings import SourceKind
 from stages.sentences.sources import Reject, Table, read_table
+from stages.sentences.texts import read_texts
 
 if TYPE_CHECKING:
     from stages.planning import Graph
@@ -105,7 +106,6 @@ class JoinedPairs(Rewrites):
         next(read_table(self.pairs.table(f"{self.where}.pairs")), None)
 
     def make(self, work: Work, loaded: Any) -> None:
-        from stages.sentences.stage import read_texts
 
         sentences = work.input("sentences")
         texts = (read_texts(sentences, number) for number in sentences.shard_numbers)

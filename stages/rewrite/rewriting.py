@@ -17,6 +17,7 @@ from stages.rewrite.base import RewriteSource
 from stages.rewrite.credentials import clear_credential, read_key, read_variables, variables_of
 from stages.rewrite.rewrites import Outcome, Rewrite
 from stages.rewrite.stage import Rewrites
+from stages.sentences.texts import read_texts
 from stages.settings import Settings, execution, late
 
 if TYPE_CHECKING:
@@ -211,7 +212,6 @@ class ChatRewrites(Rewrites):
 
     def make(self, work: Work, loaded: Any) -> None:
         from stages.rewrite.journal import Journal
-        from stages.sentences.stage import read_texts
 
         journal, source = Journal(work.root, ANSWERS, work.owner), work.input("sentences")
         waiting: dict[int, tuple[list[str], list[Rewrite]]] = {}

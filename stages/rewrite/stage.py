@@ -15,6 +15,7 @@ from stages.errors import UserError
 from stages.rewrite.rewrites import Rewrite, added, shard_files
 from stages.samples import table_rows
 from stages.sentences.build import parquet_bytes
+from stages.sentences.texts import read_texts
 
 if TYPE_CHECKING:  # sources import this, the recipe imports them, and the graph imports the recipe
     from stages.planning import Graph
@@ -87,7 +88,6 @@ class Rewrites(Stage):
         cls, artifact: Artifact, open_input: Callable[[str], Artifact], num_rows: int
     ) -> list[str]:
         """Sentences with the rewrites below them, and what was rejected, from the first shard."""
-        from stages.sentences.stage import read_texts
 
         first = artifact.shard_numbers[0]
         texts = read_texts(open_input("sentences"), first)

@@ -18,7 +18,7 @@ from stages.rewrite.credentials import filled, read_variables
 from stages.rewrite.journal import Journal, request_key
 from stages.rewrite.rewrites import Outcome
 from stages.rewrite.rewriting import Ref, Rewriting
-from stages.sentences.stage import read_texts
+from stages.sentences.texts import read_texts
 
 
 def rewritten_offline(

@@ -1,7 +1,7 @@
 """The sentences of a recipe: the root of its graph. A rerun reads again: the shuffle is global."""
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,25 +71,3 @@ class Sentences(Stage):
 
 def plan(graph: Graph) -> None:
     graph.add("sentences", Sentences(graph.recipe.sentences), [])
-
-
-def read_texts(sentences: Artifact, number: int) -> list[str]:
-    """Sentences of one shard."""
-    import pyarrow.parquet as pq
-
-    path = sentences.shard_path(number, "rows.parquet")
-    return list(pq.read_table(path, columns=["text"]).column(0).to_pylist())
-
-
-def texts_of_rows(sentences: Artifact, rows: Sequence[int]) -> list[str]:
-    """Sentences by row number, in the order asked for; one shard is in memory at a time."""
-    found: dict[int, str] = {}
-    start = 0
-    for shard in sentences.shard_numbers:
-        end = start + sentences.shard_rows(shard)
-        inside = [row for row in rows if start <= row < end]
-        if inside:
-            texts = read_texts(sentences, shard)
-            found |= {row: texts[row - start] for row in inside}
-        start = end
-    return [found[row] for row in rows]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from stages.contract import Artifact, Fingerprinted, RowWise, Shard, Work
 from stages.encoder.source import EncoderSource
 from stages.planning import Graph
-from stages.sentences.stage import read_texts
+from stages.sentences.texts import read_texts
 
 if TYPE_CHECKING:
     from stages.train.objectives.base import View

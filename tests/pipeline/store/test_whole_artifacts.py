@@ -19,7 +19,7 @@ from stages.errors import UserError
 from stages.rewrite.rewrites import REWRITES
 from stages.rows import npy_bytes
 from stages.sentences.build import parquet_bytes
-from stages.sentences.stage import texts_of_rows
+from stages.sentences.texts import texts_of_rows
 from stages.train.run import training_data
 from tests.support.recipes import setting
 
