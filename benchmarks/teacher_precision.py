@@ -75,10 +75,10 @@ def main() -> None:
             found[-1]["mean"] = sum(found[-1].values()) / len(found[-1])
             print(precision, seed, found[-1], flush=True)
     for precision, found in rows.items():
-        print(f"{precision:<10}{over_seeds(found)}")
+        print(f"{precision:<11}{over_seeds(found)}")
     pairs = zip(rows["float32"], rows["bfloat16"], strict=True)
     differences = [{name: a[name] - b[name] for name in a} for a, b in pairs]
-    print(f"{'difference':<10}{over_seeds(differences)}")
+    print(f"{'difference':<11}{over_seeds(differences)}")
 
 
 if __name__ == "__main__":
