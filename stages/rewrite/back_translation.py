@@ -194,7 +194,6 @@ class _Pass:
 
     def __call__(self, number: int) -> Shard | None:
         """Makes the shard's units; after the second pass returns its translations."""
-
         texts, root = read_texts(self._sentences, number), self._work.root
         scratch, size = self._work.scratch, self._settings.rows_per_unit
         rows: list[dict[str, str | None]] = []
@@ -241,7 +240,6 @@ class FilteredTranslations(Rewrites, RowWise):
         return whole
 
     def open(self, work: Work) -> Callable[[int], Shard]:
-
         translations, sentences = work.input(work.input_names[0]), work.input("sentences")
 
         def make(number: int) -> Shard:

@@ -100,9 +100,8 @@ def _objects(text: str) -> Iterator[dict[Any, Any]]:
 
 def _object_at(text: str, start: int) -> tuple[dict[Any, Any] | None, int]:
     """The object that begins at `start`, and where to look on."""
-    with suppress(
-        ValueError, RecursionError
-    ):  # the former also for integers of thousands of digits
+    # a ValueError also for integers of thousands of digits
+    with suppress(ValueError, RecursionError):
         return DECODER.raw_decode(text, start)
     # a closing brace inside a text is rare: try the nearest ones, not all (that would be quadratic)
     for end in [start + match.end() for match in re.finditer(r"\}", text[start:])][:4]:

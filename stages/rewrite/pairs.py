@@ -106,7 +106,6 @@ class JoinedPairs(Rewrites):
         next(read_table(self.pairs.table(f"{self.where}.pairs")), None)
 
     def make(self, work: Work, loaded: Any) -> None:
-
         sentences = work.input("sentences")
         texts = (read_texts(sentences, number) for number in sentences.shard_numbers)
         pairs = PairFile(self.pairs, texts, self.unicode, f"{self.where}.pairs")
