@@ -42,15 +42,14 @@ def test_a_killed_translation_loses_no_finished_unit(sentray, tiny_recipe, maria
     seen = {}
     for folder in ("pivot", "back"):
         process = sentray.start("run", file, "--only", "translate")
-        while len(list(root.glob(f"work/translate/*/{folder}/*/*.json"))) < 3:
-            assert process.poll() is None, process.stderr.read()
-            os.sched_yield()
+        units = f"work/translate/*/{folder}/*/*.json"
+        sentray.wait(process, lambda units=units: len(list(root.glob(units))) >= 3)
         process.send_signal(signal.SIGKILL)
         process.communicate()
         sentray.wait_for_idle()
-        units = {f: f.stat().st_mtime_ns for f in root.glob("work/translate/*/*/*/*.json")}
-        assert seen.items() <= units.items()
-        seen = units
+        found = {f: f.stat().st_mtime_ns for f in root.glob("work/translate/*/*/*/*.json")}
+        assert seen.items() <= found.items()
+        seen = found
     assert any("back" in str(unit) for unit in seen)
     for name in ("translate", "perturb"):
         sentray("run", file, "--only", name)

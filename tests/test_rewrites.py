@@ -1,6 +1,5 @@
 """Rewrites through the command line: pairs and chat models, killed and continued."""
 
-import os
 import signal
 import threading
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 from stages.rewrite import rewriting as rewriting_stage
 from stages.rewrite import vllm
 from tests.support.chat_server import ChatServer, Reply, rewrite_of
-from tests.support.command import made
+from tests.support.command import made, wait_until
 from tests.support.models import make_sentences
 from tests.support.recipes import setting
 from tests.support.rewrites import perturbed, sentences_of
@@ -97,14 +96,15 @@ def test_a_chat_model_is_paid_once_through_kills_budgets_and_recipes(
     def journalled():
         return sum(one.read_bytes().count(b"\n") for one in root.glob("answers/*.jsonl"))
 
-    while chat_server.in_flight[-1:] != [8] or journalled() < len(chat_server.answered):
-        assert process.poll() is None, process.stderr.read()
-        os.sched_yield()
+    def all_slots_are_held():
+        return chat_server.in_flight[-1:] == [8] and journalled() >= len(chat_server.answered)
+
+    sentray.wait(process, all_slots_are_held)
     assert len(chat_server.answered) == 120
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    while chat_server.in_flight_now:  # the cluster ends the task of a driver that is gone
-        os.sched_yield()
+    # the cluster ends the task of a driver that is gone
+    wait_until(lambda: not chat_server.in_flight_now)
     release.set()
 
     error = sentray("run", file, "--only", "perturb", "--set",

@@ -52,16 +52,26 @@ class Sentray:
 
     def wait(self, process: "subprocess.Popen[str]", happened: Callable[[], object]) -> None:
         """Until something is so; the process must not end before."""
-        while not happened():
+
+        def is_so() -> object:
+            if found := happened():
+                return found
             assert process.poll() is None, process.communicate()
-            time.sleep(0.05)  # a poll's pause: spinning would take one of two cores
+            return False
+
+        wait_until(is_so)
 
     def wait_for_idle(self) -> None:
         """Until a killed driver's workers are gone, so that nothing of it writes any more."""
         import ray
 
-        while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
-            time.sleep(0.05)
+        wait_until(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"])
+
+
+def wait_until(happened: Callable[[], object]) -> None:
+    """Until something is so. The pause is a poll's: spinning would take one of two cores."""
+    while not happened():
+        time.sleep(0.05)
 
 
 def made(storage: str) -> dict[str, int]:

@@ -1,7 +1,6 @@
 """Endpoints that refuse or mind a sentence, keys, and a server that nobody here wrote."""
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from stages.rewrite.endpoint import Endpoint
 from stages.rewrite.journal import Journal
 from tests.support.chat_client import ask, settings_of
 from tests.support.chat_server import Reply, rewrite_of
+from tests.support.command import wait_until
 from tests.support.models import byte_tokenizer
 
 
@@ -170,12 +170,15 @@ def transformers_serve(tmp_path_factory):
         process = subprocess.Popen(
             [*command, "--host", "127.0.0.1", "--port", str(port)], stdout=out, stderr=out
         )
-    while True:
+
+    def listens():
         assert process.poll() is None, log.read_text()
         with suppress(OSError):
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            break
-        os.sched_yield()
+            return True
+        return False
+
+    wait_until(listens)
     yield f"http://127.0.0.1:{port}/v1", model
     process.terminate()
     process.wait()
