@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.errors import StorageError, UserError
+from stages.files import Root, masked_uri
 
 
 def cache_folder() -> Path:
@@ -34,8 +35,6 @@ def describe_path(path: str, setting: str) -> dict[str, Any]:
         files = sorted(p for p in place.rglob("*") if p.is_file() and not p.name.startswith("."))
         return {"files": {p.relative_to(place).as_posix(): digest(p) for p in files}}
     if not place.is_file():
-        from stages.files import masked_uri  # imports pyarrow, which settings do without
-
         shown = masked_uri(path) if "://" in path else place
         raise UserError(f"{setting}: there is no file or folder {shown}")
     kind = [suffix for suffix in place.suffixes if suffix != ".gz"][-1:]
@@ -71,8 +70,6 @@ def _digest(file: Path, num_bytes: int, mtime_ns: int) -> str:
         return str(json.loads(remembered.read_text())["sha256"])
     with file.open("rb") as stream:
         found = hashlib.file_digest(stream, "sha256").hexdigest()
-    from stages.files import Root  # imports pyarrow, which settings do without
-
     with suppress(StorageError):  # without a cache it is only hashed again
         Root(str(remembered.parent)).write(remembered.name, json.dumps({"sha256": found}).encode())
     return found

@@ -187,6 +187,9 @@ def test_trials_with_several_workers(sentray, tune):
     sentray("tune", file)
     trials = trials_of(sentray)
     assert [one["status"] for one in trials] == ["finished", "stopped"]
+    lines = (sentray.folder / "runs/tune/tiny/trials.jsonl").read_text().splitlines()
+    statuses = [json.loads(line)["status"] for line in lines]  # one at a time, as asked for
+    assert statuses == ["running", "finished", "running", "stopped"]
     first = trials[0]
     assert [point[0] for point in first["curve"]] == list(range(2, 25, 2))
     assert not list((sentray.folder / "runs/work/train").glob("*"))  # the stopped one either

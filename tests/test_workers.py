@@ -4,7 +4,15 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from pipeline.plan.plan import make_plan
+from pipeline.recipe.read import load_recipe
+from pipeline.run.board import start_board
+from pipeline.run.hosts import make_on_workers
+from pipeline.run.work import works_of
+from stages.contract import Workers
+from stages.errors import UserError
 from tests.support.command import student_weights
 from tests.support.models import make_model, make_sentences
 from tests.support.recipes import setting
@@ -75,3 +83,21 @@ def test_two_workers_train_every_method_as_one_does(sentray, tiny_recipe, inputs
     np.testing.assert_allclose(figures, expected, rtol=2e-4, atol=2e-4)
     for name in weights:
         np.testing.assert_allclose(found[name], weights[name], atol=2e-5, err_msg=name)
+
+
+def test_an_error_that_is_the_users_to_mend_is_met_once(sentray, tiny_recipe, tmp_path):
+    """Ray Train would start the workers `max_failures` times again, each time for nothing."""
+    plan = make_plan(load_recipe(sentray.recipe_file(tiny_recipe("train.max_failures=3"))))
+    node = plan.graph["train"]
+    assert node.retries == 3
+    work = works_of([node], plan.recipe.storage, plan.folders)["train"]
+    starts = tmp_path / "starts"
+
+    def refuse(work):
+        with starts.open("a") as file:
+            file.write("start\n")
+        raise UserError("mend this")
+
+    with pytest.raises(UserError, match="mend this"):
+        make_on_workers(work, Workers(2, cpus=1, grouped=True), start_board(), refuse)
+    assert 1 <= len(starts.read_text().splitlines()) <= 2  # once a worker

@@ -13,7 +13,7 @@ from tune.assignment import Assignment
 from tune.definition import Search
 from tune.progress import shown_score, values_text
 from tune.ray_tune import Reports, cost_of, fit, mode_of
-from tune.space import draw
+from tune.space import Space, draw
 from tune.trials import Trial, TrialLog
 
 
@@ -28,15 +28,10 @@ def run_population(
 
     A member's trial has the configuration with which it ended.
     """
-    generator = np.random.default_rng()
-    mutations = {
-        name: dimension.values or partial(draw, dimension, generator)
-        for name, dimension in search.space.dimensions.items()
-        if dimension.tied is None
-    }
     scheduler = Population(
         search, time_attr="judged", metric="value", mode=mode_of(search),
-        perturbation_interval=100 * search.settings.interval, hyperparam_mutations=mutations,
+        perturbation_interval=100 * search.settings.interval,
+        hyperparam_mutations=mutations_of(search.space),
         require_attrs=False, log_config=False,
     )  # fmt: skip
     # Tune lets no searcher propose a population
@@ -44,6 +39,16 @@ def run_population(
     for name in search.space.dimensions:
         param_space[name] = tune.sample_from(partial(_first_value, name))
     fit(search, resources, scheduler, MemberReports(search, log, out), param_space=param_space)
+
+
+def mutations_of(space: Space) -> dict[str, Any]:
+    """What values become: one of a list, or a fresh draw. Tied ones follow by themselves."""
+    generator = np.random.default_rng()
+    return {
+        name: dimension.values or partial(draw, dimension, generator)
+        for name, dimension in space.dimensions.items()
+        if dimension.tied is None
+    }
 
 
 def _first_value(name: str, spec: Any) -> Any:

@@ -1,9 +1,9 @@
 """Asks an OpenAI-compatible chat endpoint about many sentences at once.
 
 One dispatcher sends everything, so rates, pauses and the budget hold for the whole stage. A request
-in flight holds one of `concurrency` slots; a sentence that waits to be tried again holds none. The
-first request goes alone: a wrong address, key or model is one message within seconds. What a
-failure means is in `failures`.
+in flight holds one of `concurrency` slots until it is known what its failure means; a sentence that
+waits to be tried again holds none. The first request goes alone: a wrong address, key or model is
+one message within seconds. What a failure means is in `failures`.
 """
 
 import asyncio
@@ -17,11 +17,12 @@ from typing import Any, TypeVar
 from pydantic import SecretStr
 
 from stages.errors import UserError
-from stages.rewrite.chat import Answer, Outcome, payload, read_answer
+from stages.rewrite.chat import Answer, payload, read_answer
 from stages.rewrite.endpoint import Endpoint, estimated_tokens, read_completion
 from stages.rewrite.failures import Failures, Patience
 from stages.rewrite.journal import Journal, request_key
 from stages.rewrite.limits import Grant, Limits
+from stages.rewrite.rewrites import Outcome
 from stages.rewrite.rewriting import Rewriting
 
 Ref = TypeVar("Ref")

@@ -12,9 +12,9 @@ import time
 from dataclasses import dataclass
 
 from stages.errors import UserError
-from stages.rewrite.chat import Outcome
 from stages.rewrite.endpoint import Endpoint, Reply, error_message
 from stages.rewrite.limits import Limits
+from stages.rewrite.rewrites import Outcome
 from stages.rewrite.rewriting import Rewriting
 
 REFUSED_BEFORE_STOP = 10  # sentences, none answered before

@@ -4,8 +4,8 @@ The join streams: memory holds 16 bytes per sentence of the corpus (its digest a
 joined waits in a temporary database, whose few megabytes of cache go to disk when they are full.
 """
 
+import errno
 import hashlib
-import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -151,10 +151,17 @@ class PairFile:
 
     def shards(self) -> Iterator[list[Rewrite]]:
         """The rewrites of every shard, in shard order."""
+        import sqlite3  # some builds of Python lack it, and other sources do without
+
         with closing(sqlite3.connect("")) as database:  # a temporary file, if it grows
             database.execute("CREATE TABLE joined (row INTEGER, text TEXT, negative TEXT)")
-            database.executemany("INSERT INTO joined VALUES (?, ?, ?)", self._joined())
-            database.execute("CREATE INDEX rows ON joined (row)")
+            try:
+                database.executemany("INSERT INTO joined VALUES (?, ?, ?)", self._joined())
+                database.execute("CREATE INDEX rows ON joined (row)")
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
+                    raise
+                raise OSError(errno.ENOSPC, str(error)) from error
             if database.execute("SELECT 1 FROM joined").fetchone() is None:
                 raise UserError(
                     f"{self._setting}: none of the {self.num_unknown:,} pairs in "

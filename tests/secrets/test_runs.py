@@ -2,7 +2,6 @@
 
 import pytest
 import yaml
-from pydantic import SecretStr
 
 from pipeline.recipe.read import load_recipe
 from stages.errors import UserError
@@ -64,7 +63,9 @@ def test_a_secret_that_is_not_set_is_asked_for_when_it_is_needed(load, monkeypat
     settings = load().perturb[0].rewriting  # rewrites that are there need none
     with pytest.raises(UserError, match="GATEWAY_TOKEN is not set"):
         read_variables(settings)
-    assert SECRET not in repr(SecretStr(SECRET))
+    monkeypatch.setenv("GATEWAY_TOKEN", SECRET)
+    (variable,) = read_variables(settings).values()
+    assert variable.get_secret_value() == SECRET and SECRET not in repr(variable)
 
 
 def test_a_card_shows_methods_and_nothing_of_this_machine(load, tmp_path, teacher_folder):

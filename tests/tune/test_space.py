@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from stages.errors import UserError
 from tests.support.trials import trial
+from tune.population import mutations_of
 from tune.searchers import Tpe, listed_configurations
 from tune.settings import Dimension, SearchSettings
 from tune.space import Space, key_of
@@ -77,6 +78,18 @@ def test_circles_are_refused():
 def test_members_of_a_population_stay_within_bounds():
     whole = space(a={"uniform": [1, 2]}, n={"integer": [1, 3]}, b={"tied": "a", "factor": 10})
     assert whole.within({"a": 2.4, "n": 4, "b": 0}) == {"a": 2.0, "n": 3, "b": 20.0}
+
+
+def test_what_a_member_of_a_population_may_change_to():
+    whole = space(
+        a={"loguniform": [1e-5, 1e-2]}, n={"integer": [1, 3]}, kind={"choice": ["x", None]},
+        b={"tied": "a", "factor": 10},
+    )  # fmt: skip
+    mutations = mutations_of(whole)
+    assert mutations.keys() == {"a", "n", "kind"} and mutations["kind"] == ["x", None]
+    drawn = [(mutations["a"](), mutations["n"]()) for _ in range(200)]
+    assert all(1e-5 <= a <= 1e-2 for a, _ in drawn) and {n for _, n in drawn} == {1, 2, 3}
+    assert len({a for a, _ in drawn}) > 150 and statistics.median(a for a, _ in drawn) < 1e-3
 
 
 def tpe_settings(trials, **dimensions):

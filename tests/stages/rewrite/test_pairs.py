@@ -1,6 +1,8 @@
 """Pair files joined with the sentences that they rewrite."""
 
+import errno
 import json
+import sqlite3
 
 import pytest
 
@@ -60,6 +62,47 @@ def test_a_negative_may_be_missing_in_any_kind_of_file(tmp_path, corpus):
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)))
     shards, _ = joined(Pairs(path=str(tmp_path / "p.jsonl"), **settings), corpus)
     assert [(one.text, one.negative) for one in shards[0]] == [("one ?", None), ("two", "not two")]
+
+
+@pytest.fixture
+def small_database(monkeypatch):
+    """Gives every database a setting of SQLite."""
+    connect = sqlite3.connect
+
+    def give(pragma):
+        def connected(place):
+            database = connect(place)
+            database.execute(f"PRAGMA {pragma}")
+            return database
+
+        monkeypatch.setattr("sqlite3.connect", connected)
+
+    return give
+
+
+def many_pairs(file):
+    """Three rewrites of each of 2,000 sentences, and the sentences in two shards."""
+    sentences = [f"Sentence {number}." for number in range(2000)]
+    rows = [(text, f"{text} {turn}") for turn in "abc" for text in sentences]
+    path = write_table(file, ("sentence1", "sentence2"), rows)
+    return Pairs(path=path), [sentences[:700], sentences[700:]]
+
+
+def test_pairs_that_do_not_fit_into_memory_are_the_same(tmp_path, small_database):
+    settings, corpus = many_pairs(tmp_path / "p.tsv")
+    small_database("cache_size=1")  # pages
+    shards, _ = joined(settings, corpus)
+    found = [text for shard in shards for text in [rewrite.text for rewrite in shard]]
+    assert found == [f"Sentence {number}. {turn}" for number in range(2000) for turn in "abc"]
+    assert [shards[1][0].row, shards[1][-1].row] == [0, 1299]
+
+
+def test_a_full_temporary_disk_is_the_error_that_it_is_elsewhere(tmp_path, small_database):
+    settings, corpus = many_pairs(tmp_path / "p.tsv")
+    small_database("max_page_count=5")
+    with pytest.raises(OSError, match="disk is full") as caught:
+        joined(settings, corpus)
+    assert caught.value.errno == errno.ENOSPC
 
 
 @pytest.mark.parametrize("key", ["10", "-1", "x", ""])
