@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
@@ -168,10 +167,31 @@ class Translate(RowWise):
                 )
 
     def passes(self) -> Sequence[Callable[[Work], Callable[[int], Shard | None]]]:
-        return [partial(_Pass, self.settings, back) for back in (False, True)]
+        return [self._open_there, self.open]
+
+    def _open_there(self, work: Work) -> Callable[[int], None]:
+        there = _Pass(self.settings, False, work)
+
+        def make(number: int) -> None:
+            there(number)
+
+        return make
 
     def open(self, work: Work) -> Callable[[int], Shard]:
-        raise NotImplementedError("see passes")
+        back = _Pass(self.settings, True, work)
+
+        def make(number: int) -> Shard:
+            rows = [
+                {"pivot": pivot, "text": text, "reason": reason}
+                for unit, file in back(number)
+                for (pivot, _), (text, reason) in zip(
+                    unit, json.loads(work.root.read(file)), strict=True
+                )
+            ]
+            table = pa.Table.from_pylist(rows, TRANSLATIONS)
+            return Shard({"translations.parquet": parquet_bytes(table)}, len(rows))
+
+        return make
 
     @classmethod
     def sample(
@@ -192,11 +212,11 @@ class _Pass:
         model = settings.from_pivot if back else settings.to_pivot
         self._translate = Translator(model, settings)
 
-    def __call__(self, number: int) -> Shard | None:
-        """Makes the shard's units; after the second pass returns its translations."""
+    def __call__(self, number: int) -> list[tuple[list[list[str | None]], str]]:
+        """Makes what is missing of a shard's units; what each was made from, and its file."""
         texts, root = read_texts(self._sentences, number), self._work.root
         scratch, size = self._work.scratch, self._settings.rows_per_unit
-        rows: list[dict[str, str | None]] = []
+        units = []
         for start in range(0, len(texts), size):
             name = f"{number:05d}/{start}-{size}.json"
             pivot_file, back_file = (f"{scratch}/{folder}/{name}" for folder in ("pivot", "back"))
@@ -207,14 +227,8 @@ class _Pass:
             if not root.exists(file):
                 seed = (self._settings.seed, number, start, int(self._back))
                 root.write(file, json.dumps(self._translated(unit, seed)).encode())
-            if self._back:
-                made = json.loads(root.read(file))
-                for (pivot, _), (text, reason) in zip(unit, made, strict=True):
-                    rows.append({"pivot": pivot, "text": text, "reason": reason})
-        if not self._back:
-            return None
-        table = pa.Table.from_pylist(rows, TRANSLATIONS)
-        return Shard({"translations.parquet": parquet_bytes(table)}, len(texts))
+            units.append((unit, file))
+        return units
 
     def _translated(
         self, unit: list[list[str | None]], seed: tuple[int, ...]
