@@ -1,4 +1,5 @@
-"""A placeholder: submitting recipes to a Ray cluster (jobs, KubeRay, SLURM) is not there yet.
+"""Ray clusters: jobs submitted, watched, stopped, their results fetched; clusters as files.
 
-`sentray run --address HOST:PORT` joins a cluster that runs already: pipeline/run/session.py.
+`commands` is the command line of this package. A job runs the same `sentray run` or `sentray tune`
+on the cluster's head as anybody would there.
 """

@@ -4,22 +4,29 @@ import argparse
 import sys
 from pathlib import Path
 
-from stages.errors import UserError
+from pipeline.options import add_run_options, add_set
+from pipeline.run.stopping import Ended, ended_by_signals
+from stages.errors import Stopped, UserError
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit codes: 0 done, 2 the user can correct it; unexpected failures keep their traceback."""
+    """Exit codes: 0 done, 2 the user can correct it, 75 stopped on request with its work put away,
+    128 + N ended by signal N; unexpected failures keep their traceback."""
     options = _parser().parse_args(arguments)
     try:
-        return int(options.command(options))
+        with ended_by_signals():
+            return int(options.command(options))
+    except Stopped as error:
+        print(f"sentray: {error}", file=sys.stderr)
+        return 75
     except UserError as error:
         from stages.variables import hide_values
 
         print(f"sentray: {hide_values(str(error))}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("sentray: stopped; run again to continue", file=sys.stderr)
-        return 130
+    except Ended as end:
+        print("sentray: ended; run again to continue", file=sys.stderr)
+        return end.exit_code
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -97,6 +104,8 @@ def _lines(path: str) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from cluster.commands import add_commands
+
     parser = argparse.ArgumentParser(
         prog="sentray", description="Train small sentence encoders from unlabelled text."
     )
@@ -106,15 +115,8 @@ def _parser() -> argparse.ArgumentParser:
     tune = commands.add_parser("tune", help="search settings of a recipe")
     for command in (run, plan, tune):
         command.add_argument("recipe", help="recipe file (YAML)")
-        command.add_argument(
-            "--set", action="append", default=[], metavar="KEY=VALUE",
-            help="override a setting, e.g. train.batch_size=128",
-        )  # fmt: skip
-    run.add_argument("--from", dest="start", metavar="STAGE", help="make it and what follows again")
-    run.add_argument("--only", metavar="STAGE", help="make nothing but this stage")
-    run.add_argument(
-        "--force", action="append", default=[], metavar="STAGE", help="make this stage again"
-    )
+        add_set(command)
+    add_run_options(run)
     for command in (run, tune):
         command.add_argument("--address", help="Ray cluster to join; without it Ray starts here")
     run.set_defaults(command=_run)
@@ -143,6 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     encode.add_argument("text", help="UTF-8 text, one sentence a line; - for standard input")
     encode.add_argument("vectors", help="file to write: .npy, float32, one row a line")
     encode.set_defaults(command=_encode)
+    add_commands(commands)
     return parser
 
 

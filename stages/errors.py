@@ -10,3 +10,10 @@ class UserError(Exception):
 
 class StorageError(UserError):
     """What is stored cannot be read or written; the settings may be tried again."""
+
+
+class Stopped(UserError):
+    """The run was asked to end, and what can be kept of its work has been put away."""
+
+    def __init__(self, text: str = "stopped; run again to continue") -> None:
+        super().__init__(text)

@@ -5,7 +5,6 @@ publish an object only when its upload is closed, so the bytes are complete befo
 """
 
 import errno
-import fcntl
 import os
 import re
 import shutil
@@ -18,6 +17,7 @@ import pyarrow as pa
 from pyarrow import fs as pafs
 
 from stages.errors import StorageError, UserError
+from stages.object_store import create_object
 
 # user:password@ in front of a bucket or host; the password may contain slashes and more @.
 CREDENTIALS = re.compile(r"^([\w+.-]+:/+)(?:[^/@?]*:.*@|[^/@?]*@)")
@@ -104,6 +104,29 @@ class Root:
             with self.fs.open_output_stream(path) as stream:
                 stream.write(data)
 
+    def create(self, name: str, data: bytes) -> bool:
+        """Writes a file only if there is none; of several who try at once, one does.
+
+        A reader may see it before it is complete.
+
+        Returns:
+            whether this call wrote it.
+
+        Raises:
+            NoConditionalWrites: an object store that cannot.
+        """
+        if not self.is_local:
+            return create_object(self.uri, name, data)
+        path = self.path(name)
+        with self._readable_errors():
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            try:
+                with open(path, "xb") as file:
+                    file.write(data)
+            except FileExistsError:
+                return False
+        return True
+
     def put_folder(self, local: Path, name: str) -> None:
         """Copies the files of a local folder to `name`; whoever reads it needs a marker file."""
         for file in sorted(path for path in local.rglob("*") if path.is_file()):
@@ -125,30 +148,6 @@ class Root:
                 self.fs.delete_dir(self.path(name))
             elif kind == pafs.FileType.File:
                 self.fs.delete_file(self.path(name))
-
-    @contextmanager
-    def held(self, name: str, what: str) -> Iterator[None]:
-        """Keeps other processes out while it is open, by a lock on the file `name`.
-
-        The system drops the lock with the process. Object stores have none: nothing is held there.
-
-        Raises:
-            UserError: another process holds it.
-        """
-        if not self.is_local:
-            yield
-            return
-        with self._readable_errors():
-            os.makedirs(os.path.dirname(self.path(name)), exist_ok=True)
-        with open(self.path(name), "ab") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(
-                    f"{what} is running already: another process holds {self.path(name)}; wait for "
-                    "it to end, or end it"
-                ) from None
-            yield
 
     @contextmanager
     def _readable_errors(self) -> Iterator[None]:

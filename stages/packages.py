@@ -18,6 +18,7 @@ from stages.pinned import PINNED
 EXTRAS: dict[str, tuple[str, ...]] = {
     "deepspeed": ("deepspeed", "ninja"),
     "tune": ("optuna", "aiohttp_cors"),  # the latter: ray[default]
+    "cluster": ("aiohttp_cors", "obstore"),
     "rewrites": ("aiohttp", "py3langid", "rapidfuzz"),
     "translation": ("ctranslate2", "sacremoses", "sentencepiece"),
     "hub": ("datasets",),

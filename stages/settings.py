@@ -9,7 +9,7 @@ without a new version of the stage.
 Settings classes import neither torch nor Ray, so that reading a recipe stays fast.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Protocol, Self, get_args, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
@@ -72,6 +72,16 @@ class Settings(BaseModel):
             else:
                 found[name] = _plain(value, place)
         return found
+
+    def named(self, where: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Files, folders, models and data sets that the settings name (stages/fields.py), by
+        setting path below `where`."""
+        for name, value in self:
+            field = type(self).model_fields.get(name)
+            if isinstance(value, str) and field is not None and _mark_of(field) is not None:
+                yield (*where, name), value
+            else:
+                yield from _named(value, (*where, name))
 
     def public(self) -> dict[str, Any]:
         """What a reader of a model card may see of them: methods and their numbers.
@@ -178,6 +188,14 @@ def _details(error: ValidationError, within: tuple[str, ...]) -> list[InitErrorD
         )
         for one in error.errors()
     ]
+
+
+def _named(value: Any, where: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+    if isinstance(value, Settings):
+        yield from value.named(where)
+    elif isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _named(item, (*where, str(key)))
 
 
 def _public(value: Any) -> Any:

@@ -1,4 +1,7 @@
-"""How numbers are written for people."""
+"""How numbers and people are written."""
+
+import getpass
+import os
 
 
 def clock(seconds: float) -> str:
@@ -6,3 +9,11 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def user_name() -> str:
+    """Who runs this process; containers may know no name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"user-{os.getuid()}"

@@ -134,3 +134,18 @@ def made_once(
 def inputs_made(made_once: Path, tmp_path: Path) -> None:
     """The tiny recipe's storage has what training reads: for tests of what comes later."""
     shutil.copytree(made_once, tmp_path / "runs")
+
+
+@pytest.fixture(scope="session")
+def bucket() -> Iterator[str]:
+    """Address of a folder in a bucket of an S3 server on loopback: `bucket.format("folder")`."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    _, port = server.get_host_and_port()
+    client = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}", region_name="us-east-1")
+    client.create_bucket(Bucket="bucket")
+    yield f"s3://bucket/{{}}?scheme=http&endpoint_override=127.0.0.1:{port}&region=us-east-1"
+    server.stop()

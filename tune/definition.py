@@ -1,7 +1,7 @@
 """A search as its file describes it: the recipe, the space, and the training of every trial."""
 
 import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,42 @@ from tune.space import Configuration, Space, key_of
 from tune.trials import Trial, TrialResult
 
 
+@dataclass(frozen=True)
+class SearchFile:
+    """What a search's file says, before anything that it names is looked at.
+
+    settings: the search. plain_settings: the same as plain data, ${VARIABLES} as they were written.
+    base: the recipe's document, without `search`.
+    """
+
+    settings: SearchSettings
+    plain_settings: dict[str, Any]
+    base: Document
+    recipe: Recipe
+
+
+def read_search(file: str, overrides: list[str] | None = None) -> SearchFile:
+    """Reads a search; arguments and errors as `Search`."""
+    own = [text for text in overrides or [] if text.startswith(("search.", "search="))]
+    document = Document(file, own)
+    section = document.split("search")
+    if section.raw is None:
+        raise UserError(f"recipe {file}: there is no `search` section in it")
+    other, path = document.raw.get("recipe"), file
+    if other is not None:
+        if set(document.raw) != {"recipe"} or not isinstance(other, str):
+            raise UserError(
+                f"recipe {file}: a file that names another `recipe` (a path) has nothing but "
+                "`search` beside it; change that recipe's settings with --set"
+            )
+        path = str(document.folder / Path(other).expanduser())
+    base = Document(path, [text for text in overrides or [] if text not in own])
+    base.split("search")
+    settings = section.read(SearchSettings, section="search")
+    plain = with_texts(settings.model_dump(), section.texts(settings))
+    return SearchFile(settings, plain, base, read_recipe(base))
+
+
 class Search:
     """One search: its settings, its recipe, and what a trial of it is.
 
@@ -33,28 +69,13 @@ class Search:
     """
 
     def __init__(self, file: str, overrides: list[str] | None = None) -> None:
-        own = [text for text in overrides or [] if text.startswith(("search.", "search="))]
-        document = Document(file, own)
-        section = document.split("search")
-        if section.raw is None:
-            raise UserError(f"recipe {file}: there is no `search` section in it")
-        other, path = document.raw.get("recipe"), file
-        if other is not None:
-            if set(document.raw) != {"recipe"} or not isinstance(other, str):
-                raise UserError(
-                    f"recipe {file}: a file that names another `recipe` (a path) has nothing but "
-                    "`search` beside it; change that recipe's settings with --set"
-                )
-            path = str(document.folder / Path(other).expanduser())
-        base = Document(path, [text for text in overrides or [] if text not in own])
-        base.split("search")
-        self.settings = section.read(SearchSettings, section="search")
-        self._texts = section.texts(self.settings)
-        self.recipe = read_recipe(base)
+        read = read_search(file, overrides)
+        self.settings, self.plain_settings = read.settings, read.plain_settings
+        base, self.recipe = read.base, read.recipe
         self._searchers = {**SEARCHERS, **recipe_context(base)["extensions"].searchers}
         if self.settings.resolved_searcher not in self._searchers:
             raise UserError(
-                f"{section.title}: search.searcher: there is no '{self.settings.searcher}'; there "
+                f"recipe {file}: search.searcher: there is no '{self.settings.searcher}'; there "
                 f"are {', '.join(self._searchers)}"
             )
         self.name = self.settings.name or self.recipe.name
@@ -72,10 +93,6 @@ class Search:
             raise UserError("search.scheduler population needs train.num_workers: 1")
         for name in self.space.dimensions:
             self._check_dimension(name)
-
-    def plain_settings(self) -> dict[str, Any]:
-        """The search's settings as plain data, ${VARIABLES} as they were written."""
-        return dict(with_texts(self.settings.model_dump(), self._texts))
 
     def _check_dimension(self, name: str) -> None:
         """Refuses what no trial can have: a wrong path, or a first or last value out of bounds."""

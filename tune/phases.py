@@ -21,6 +21,7 @@ from pipeline.recipe.read import dump_recipe
 from pipeline.report.figures import Results, collect
 from pipeline.run.runner import check_nodes, make_needed, run
 from pipeline.run.work import NodeWork
+from pipeline.store.leases import Leases
 from stages.errors import UserError
 from stages.packages import need
 from tune.assignment import Assignment, Member
@@ -70,8 +71,9 @@ def run_search(search: Search, address: str | None, out: Callable[[str], None]) 
     with ExitStack() as stack:
         root = search.store.root
         search.store.check_writable()
-        stack.enter_context(root.held(f"{search.folder}/lock", f"search {search.name}"))
-        text = yaml.safe_dump(search.plain_settings(), sort_keys=False, allow_unicode=True)
+        leases = stack.enter_context(Leases(root, out))
+        _wait_for_others(search, leases, out)
+        text = yaml.safe_dump(search.plain_settings, sort_keys=False, allow_unicode=True)
         root.write(f"{search.folder}/search.yaml", text.encode())
         log = TrialLog(root, search.folder)
         phases = _Phases(search, log, address, out, stack)
@@ -85,6 +87,15 @@ def run_search(search: Search, address: str | None, out: Callable[[str], None]) 
         tests = phases.test(best)
     trials = own_trials(search, log)
     return Outcome(search, trials, len(log) - len(trials), ranking, confirmed, best, tests)
+
+
+def _wait_for_others(search: Search, leases: Leases, out: Callable[[str], None]) -> None:
+    """Until no other process runs this search; what it has found is this one's."""
+
+    def say(text: str, important: bool = False) -> None:
+        out(f"search {search.name}: {text}")
+
+    leases.take(search.folder, lambda: False, say, lambda: "searching")
 
 
 def _nothing_to_rank(search: Search, trials: list[Trial]) -> UserError:

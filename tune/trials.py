@@ -1,5 +1,8 @@
 """What is known of every trial: `tune/<name>/trials.jsonl`, a line when it begins and when it ends.
 
+Object stores cannot append: there every trial is an object of its own, `tune/<name>/trials/...`, so
+that two processes never write the same one for different trials.
+
 A trial is the training of one configuration with one seed. Its result is an artifact (`trial/...`,
 without weights), so that another search finds it; this file is what the search itself has seen:
 those stopped early and failed too. A later line about the same trial replaces an earlier one.
@@ -10,6 +13,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -70,16 +74,16 @@ class TrialLog:
 
     def __init__(self, root: Root, folder: str) -> None:
         self._root = root
-        self._name = f"{folder}/trials.jsonl"
+        self._folder = folder
         self._trials: dict[str, Trial] = {}
         self._begun: dict[str, Trial] = {}
         self._torn = False
         try:
-            lines = root.read(self._name).split(b"\n")
+            lines = root.read(f"{folder}/trials.jsonl").split(b"\n")
         except FileNotFoundError:
-            return
+            lines = [b""]
         self._torn = lines[-1] != b""  # the last line of a killed search
-        for line in lines:
+        for line in [*lines, *self._objects()]:
             try:
                 row = json.loads(line)
                 if "mendable" in row:  # as written before version 0.2
@@ -87,6 +91,16 @@ class TrialLog:
                 self._keep(Trial(**row))
             except (ValueError, TypeError):
                 continue
+
+    def _objects(self) -> list[bytes]:
+        """Trials of an object store, in the order in which they ended."""
+        if self._root.is_local:
+            return []
+        names = [
+            f"{self._folder}/trials/{name}" for name in self._root.list(f"{self._folder}/trials")
+        ]
+        with ThreadPoolExecutor(16) as pool:  # a request each
+            return sorted(pool.map(self._root.read, names), key=_ended)
 
     def __iter__(self) -> Iterator[Trial]:
         return iter(list(self._trials.values()))
@@ -105,11 +119,10 @@ class TrialLog:
         """Keeps a trial, instead of what was known of it. Its line is on the disk afterwards."""
         trial = replace(trial, reason=hide_values(trial.reason))
         self._keep(trial)
-        if not self._root.is_local:  # no object store can append
-            every = [*self._trials.values(), *self._begun.values()]
-            self._root.write(self._name, b"".join(map(_line, every)))
+        if not self._root.is_local:
+            self._root.write(f"{self._folder}/trials/{trial.fingerprint}.json", _line(trial))
             return
-        path = self._root.path(self._name)
+        path = self._root.path(f"{self._folder}/trials.jsonl")
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             with open(path, "ab") as file:
@@ -117,6 +130,10 @@ class TrialLog:
         except OSError as error:
             raise storage_error(self._root.uri, error) from None
         self._torn = False
+
+    def lines(self) -> bytes:
+        """All trials that have ended, as trials.jsonl has them."""
+        return b"".join(map(_line, self))
 
     def _keep(self, trial: Trial) -> None:
         self._begun.pop(trial.fingerprint, None)
@@ -127,6 +144,13 @@ class TrialLog:
 
 def _line(trial: Trial) -> bytes:
     return json.dumps(asdict(trial)).encode() + b"\n"
+
+
+def _ended(line: bytes) -> str:
+    try:
+        return str(json.loads(line)["ended"])
+    except (ValueError, TypeError, KeyError):
+        return ""
 
 
 def curve_of(history: list[dict[str, Any]], metric: str) -> Curve:

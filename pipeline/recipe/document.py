@@ -26,12 +26,15 @@ M = TypeVar("M", bound=BaseModel)
 class Document:
     """The settings of one file as plain data, and the line of each.
 
+    Args:
+        what: the kind of file, for messages.
+
     Raises:
         UserError: no such file, not UTF-8, not YAML, or not a mapping.
     """
 
-    def __init__(self, path: str, overrides: list[str] | None = None) -> None:
-        self.title = f"recipe {path}"
+    def __init__(self, path: str, overrides: list[str] | None = None, what: str = "recipe") -> None:
+        self.title = f"{what} {path}"
         self.folder = Path(path).absolute().parent
         try:
             text = Path(path).read_text(encoding="utf-8")

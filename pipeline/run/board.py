@@ -1,5 +1,7 @@
-"""How workers tell the driver how far they are, and what went wrong."""
+"""How workers tell the driver how far they are and what went wrong, and hear that they must end."""
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -16,6 +18,7 @@ class Board:
     def __init__(self) -> None:
         self._news: list[tuple[str, str, bool]] = []
         self._errors: dict[str, UserError] = {}
+        self._asked = False
 
     def post(self, node: str, text: str, important: bool) -> None:
         self._news.append((node, text, important))
@@ -25,6 +28,13 @@ class Board:
 
     def error(self, node: str) -> UserError | None:
         return self._errors.get(node)
+
+    def stop(self) -> None:
+        """Asks all to put their work away."""
+        self._asked = True
+
+    def asked_to_stop(self) -> bool:
+        return self._asked
 
     def take(self) -> list[tuple[str, str, bool]]:
         news, self._news = self._news, []
@@ -46,3 +56,17 @@ def poster(node: str, board: Any) -> Say:
         board.post.remote(node, text, important)
 
     return say
+
+
+def stop_of(board: Any) -> Callable[[], bool]:
+    """Whether the run is to end, as a worker asks; it asks the board once in a second at most."""
+    last, asked = -1.0, False
+
+    def stopping() -> bool:
+        nonlocal last, asked
+        if not asked and time.monotonic() - last > 1.0:
+            last = time.monotonic()
+            asked = bool(ray.get(board.asked_to_stop.remote()))
+        return asked
+
+    return stopping

@@ -17,10 +17,10 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from pipeline.run.board import poster
+from pipeline.run.board import poster, stop_of
 from pipeline.run.work import NodeWork
 from stages.contract import RowWise, Say, Shard, Workers
-from stages.errors import UserError
+from stages.errors import Stopped, UserError
 from stages.plugins import plugin_version
 from stages.text import clock
 
@@ -40,7 +40,7 @@ def make_nodes(works: Sequence[NodeWork], board: Any, say: Callable[[str], Say])
     works = [replace(work, secrets=secrets) for work in works]
     if isinstance(stage, RowWise):
         for work in works:
-            _make_rows(work, stage, say(work.name))
+            _make_rows(work, stage, say(work.name), board)
             stage.finish(replace(work, tell=say(work.name)))
     elif resources.in_driver:
         _make_here([replace(work, tell=say(work.name)) for work in works])
@@ -104,7 +104,12 @@ def _make_here(works: Sequence[NodeWork]) -> None:
 
 def _make_there(works: Sequence[NodeWork], board: Any) -> None:
     use_assigned_cores()
-    _make_here([replace(work, tell=poster(work.name, board)) for work in works])
+    _make_here([_connected(work, board) for work in works])
+
+
+def _connected(work: NodeWork, board: Any) -> NodeWork:
+    """The work in a worker's process: it tells the board, and hears from it."""
+    return replace(work, tell=poster(work.name, board), stopping=stop_of(board))
 
 
 def _make_alone(work: NodeWork) -> None:
@@ -139,6 +144,10 @@ def use_assigned_cores() -> None:
     torch.set_num_threads(max(1, int(cores)))
 
 
+# What a shard that nobody began says instead of an error.
+STOPPED = "stopped"
+
+
 class ShardActor:
     """Ray Data's view of a pass: rows of shard numbers in, the same with row counts out.
 
@@ -146,10 +155,13 @@ class ShardActor:
     """
 
     def __init__(
-        self, work: NodeWork, open_pass: Callable[[NodeWork], Callable[[int], Shard | None]]
+        self,
+        work: NodeWork,
+        open_pass: Callable[[NodeWork], Callable[[int], Shard | None]],
+        board: Any,
     ) -> None:
         use_assigned_cores()
-        self._work = work
+        self._work = replace(work, stopping=stop_of(board))
         self._open = open_pass
         self._make: Callable[[int], Shard | None] | None = None
 
@@ -158,6 +170,8 @@ class ShardActor:
             return row
         number, rows = int(row["shard"]), 0
         try:
+            if self._work.stopping():
+                raise Stopped
             if self._make is None:
                 self._make = self._open(self._work)
             shard = self._make(number)
@@ -165,11 +179,13 @@ class ShardActor:
                 self._work.put_shard(number, shard)
                 rows = shard.num_rows
             return {"shard": number, "rows": rows, "error": ""}
+        except Stopped:
+            return {"shard": number, "rows": 0, "error": STOPPED}
         except UserError as error:
             return {"shard": number, "rows": 0, "error": str(error)}
 
 
-def _make_rows(work: NodeWork, stage: RowWise, say: Say) -> None:
+def _make_rows(work: NodeWork, stage: RowWise, say: Say, board: Any) -> None:
     """Makes the missing shards: each goes through the passes, one actor pool for each."""
     from ray.data import ActorPoolStrategy, DataContext
 
@@ -192,15 +208,18 @@ def _make_rows(work: NodeWork, stage: RowWise, say: Say) -> None:
     for open_pass in passes:
         results = results.map(
             ShardActor,
-            fn_constructor_args=(work, open_pass),
+            fn_constructor_args=(work, open_pass, board),
             compute=ActorPoolStrategy(min_size=1, max_size=most, initial_size=1),
             num_cpus=share if not gpus else min(1.0, cores / len(passes)),
             num_gpus=share if gpus else 0,
             ray_remote_args_fn=lambda: dict.fromkeys(("max_restarts", "max_task_retries"), retries),
         )
     started = time.monotonic()
-    rows = 0
+    rows, stopped = 0, False
     for made, result in enumerate(results.iter_rows(), start=1):
+        if result["error"] == STOPPED:
+            stopped = True
+            continue
         if result["error"]:
             raise UserError(result["error"])
         rows += result["rows"]
@@ -209,6 +228,8 @@ def _make_rows(work: NodeWork, stage: RowWise, say: Say) -> None:
             f"{total - len(todo) + made}/{total} shards  {rows:,} rows  "
             f"{rows / seconds:,.0f} rows/s  ETA {clock((len(todo) - made) * seconds / made)}"
         )
+    if stopped:
+        raise Stopped
 
 
 def make_on_workers(
@@ -297,7 +318,7 @@ def _make_in_group(config: dict[str, Any]) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     torch.set_num_threads(config["cores"])
     try:
-        config["make"](replace(work, tell=poster(work.name, board)))
+        config["make"](_connected(work, board))
     except UserError as error:
         ray.get(board.post_error.remote(work.name, error))
         raise  # so that Ray Train ends the other workers, which may wait for this one

@@ -19,19 +19,25 @@ class Progress:
     def __init__(self, out: Callable[[str], None]) -> None:
         self._out = out
         self._last: dict[str, float] = {}
+        self._said: dict[str, str] = {}
         self._lock = threading.Lock()
 
     def say(self, node: str, text: str, important: bool = False) -> None:
         with self._lock:
+            self._said[node] = text = hide_values(text)
             now = time.monotonic()
             recent = now - self._last.get(node, 0.0) < SECONDS_BETWEEN_LINES
             if important or not recent:
-                self._out(f"{time.strftime('%H:%M:%S')}  {node:<16}  {hide_values(text)}")
+                self._out(f"{time.strftime('%H:%M:%S')}  {node:<16}  {text}")
                 self._last[node] = now
 
     def of(self, node: str) -> Say:
         """What takes the progress of one node."""
         return partial(self.say, node)
+
+    def said(self, node: str) -> str:
+        """What a node said last."""
+        return self._said.get(node, "")
 
     def relay(self, board: Any) -> None:
         """Prints what workers have told the board since."""

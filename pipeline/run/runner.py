@@ -1,5 +1,6 @@
 """Brings a recipe's artifacts up to date: chooses what to make, checks it, makes it, records it."""
 
+import json
 import os
 import shutil
 import time
@@ -10,7 +11,7 @@ from pipeline.plan.graph import Node
 from pipeline.plan.plan import Plan, make_plan
 from pipeline.recipe.read import dump_recipe
 from pipeline.report.figures import Results, collect
-from pipeline.run.work import works_of
+from pipeline.run.making import make
 from pipeline.store.artifacts import Artifact
 from pipeline.store.history import start_record
 from stages.errors import UserError
@@ -47,7 +48,7 @@ def run(
         if planned.damage and planned.node.name not in again:
             out(f"warning: {planned.node.name}: {planned.folder} is {planned.reason}")
     if not wanted:
-        present_student(plan, collect(plan))
+        present_student(plan, find_student(plan, collect(plan)))
         return False
     plan.store.check_writable()
     check_nodes(wanted)
@@ -139,60 +140,6 @@ def make_needed(recipe: Recipe, names: Iterable[str], out: Out) -> None:
     make(plan, wanted, set(), out)
 
 
-def make(plan: Plan, wanted: list[Node], again: set[str], out: Out) -> None:
-    """Makes nodes of a plan, within a Ray session.
-
-    Args:
-        again: those that are forgotten first.
-    """
-    if not wanted:
-        return
-    from pipeline.run.board import start_board
-    from pipeline.run.hosts import check_plugins, make_nodes
-    from pipeline.run.progress import Progress
-    from pipeline.run.scheduler import run_ready
-    from stages.text import clock
-
-    check_plugins(list(dict.fromkeys(p for one in plan.recipes.values() for p in one.plugins)))
-    board, progress = start_board(), Progress(out)
-    store, folders, graph = plan.store, plan.folders, plan.graph
-    roots = {node.name: _rows_root(node, graph) for node in wanted}
-
-    def check_rows(root: str) -> None:
-        manifest = store.manifest(folders[root])
-        assert manifest is not None
-        for node in wanted:
-            if roots[node.name] == root:
-                node.stage.check_rows(manifest.num_rows)
-
-    for root in {roots[node.name] for node in wanted} - {node.name for node in wanted}:
-        check_rows(root)
-
-    def make_batch(batch: list[Node]) -> None:
-        works = list(works_of(batch, plan.recipe.storage, folders).values())
-        for work in works:
-            progress.say(work.name, "started", important=True)
-            if work.name in again:  # not before: whatever goes wrong earlier must lose nothing
-                work.remove()
-                store.root.delete(work.scratch)
-        make_nodes(works, board, progress.of)
-        progress.relay(board)  # what its workers said last, before "done"
-        for work in works:
-            seconds = clock(time.time() - work.started)
-            progress.say(work.name, f"done in {seconds} -> {work.folder}", important=True)
-            if not work.inputs:
-                check_rows(work.name)
-
-    run_ready(wanted, make_batch, lambda: progress.relay(board))
-
-
-def _rows_root(node: Node, graph: Mapping[str, Node]) -> str:
-    """The node whose rows are this one's: at the end of the chain of first inputs."""
-    while node.inputs:
-        node = graph[next(iter(node.inputs.values()))]
-    return node.name
-
-
 def record_start(plan: Plan) -> str:
     """Writes what the history keeps of a run that begins; returns the record's folder."""
     return start_record(
@@ -211,30 +158,40 @@ def finish(plan: Plan, record: str) -> None:
     results = collect(plan)
     if not results.complete:
         return
-    plan.store.root.write(f"{record}/results.json", results.json().encode())
+    root = plan.store.root
+    root.write(f"{record}/results.json", results.json().encode())
     write_report(plan, results, record)
-    present_student(plan, results)
+    student = find_student(plan, results)
+    if student is not None:
+        artifact, card = student
+        about = {"folder": artifact.folder, "card": card}
+        root.write(f"{record}/student.json", json.dumps(about).encode())
+    present_student(plan, student)
 
 
-def present_student(plan: Plan, results: Results) -> None:
-    """`students/NAME`: links to the newest export's files, and a model card with the figures.
+def find_student(plan: Plan, results: Results) -> tuple[Artifact, str] | None:
+    """The exported student, where there is one, and its model card with the figures."""
+    from pipeline.report.table import results_table
+
+    for planned in plan.nodes.values():
+        if not results.complete or plan.store.manifest(planned.folder) is None:
+            continue
+        artifact = plan.store.open(planned.folder, planned.node.name)
+        card = planned.node.stage.student_card(artifact, results_table(results))
+        if card is not None and planned.node.recipe == plan.recipe.name:
+            return artifact, card
+    return None
+
+
+def present_student(plan: Plan, student: tuple[Artifact, str] | None) -> None:
+    """`students/NAME`: links to the newest export's files, and the model card.
 
     Only on a local file system. The folder is swapped in whole: whoever loads it meanwhile has the
     old one.
     """
-    from pipeline.report.table import results_table
-
-    store = plan.store
-    link = store.root.local_path(f"students/{plan.recipe.name}")
-    if link is None or not results.complete:
-        return
-    for planned in plan.nodes.values():
-        if store.manifest(planned.folder) is None:
-            continue
-        artifact = store.open(planned.folder, planned.node.name)
-        card = planned.node.stage.student_card(artifact, results_table(results))
-        if card is not None and planned.node.recipe == plan.recipe.name:
-            _lay_out(link, artifact, card)
+    link = plan.store.root.local_path(f"students/{plan.recipe.name}")
+    if link is not None and student is not None:
+        _lay_out(link, *student)
 
 
 def _lay_out(link: Path, artifact: Artifact, card: str) -> None:

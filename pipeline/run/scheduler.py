@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from pipeline.plan.graph import Node
+from stages.errors import Stopped
 
 
 def batches(nodes: Sequence[Node]) -> list[list[Node]]:
@@ -19,15 +20,24 @@ def batches(nodes: Sequence[Node]) -> list[list[Node]]:
 
 
 def run_ready(
-    nodes: Sequence[Node], make: Callable[[list[Node]], None], tick: Callable[[], None]
+    nodes: Sequence[Node],
+    make: Callable[[list[Node]], None],
+    tick: Callable[[], None],
+    asked: threading.Event,
+    ask: Callable[[], None],
 ) -> None:
     """Makes every batch once its inputs among `nodes` are made; the first error ends the run.
 
-    Threads are daemons: an error or Ctrl-C does not wait for hours of other work, whose finished
-    shards and checkpoints count anyway.
+    Threads are daemons: an error does not wait for hours of other work, whose finished shards and
+    checkpoints count anyway.
 
     Args:
         tick: called a few times a second.
+        asked: set when the run is to end. `ask` is then called, nothing more is started, and those
+            who can put their work away are waited for.
+
+    Raises:
+        Stopped: it was asked to end before all was made.
     """
     waiting = batches(nodes)
     running: dict[int, list[Node]] = {}
@@ -41,9 +51,14 @@ def run_ready(
         else:
             finished.put((number, None))
 
-    number = 0
+    number, stopping = 0, False
     while waiting or running:
-        for batch in list(waiting):
+        if asked.is_set() and not stopping:
+            stopping = True
+            ask()
+        if stopping and not any(map(_puts_away, running.values())):
+            raise Stopped
+        for batch in list(waiting) if not stopping else []:
             if _may_start(batch, waiting, list(running.values())):
                 waiting.remove(batch)
                 running[number] = batch
@@ -55,9 +70,15 @@ def run_ready(
             tick()
             continue
         tick()
-        if error is not None:
+        if error is not None and not (stopping and isinstance(error, Stopped)):
             raise error
         del running[ended]
+
+
+def _puts_away(batch: list[Node]) -> bool:
+    """Whether an unfinished batch keeps what it has done when it is asked to end."""
+    stage = batch[0].stage
+    return stage.row_wise or stage.resources().workers is not None
 
 
 def _may_start(batch: list[Node], waiting: list[list[Node]], running: list[list[Node]]) -> bool:

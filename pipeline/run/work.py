@@ -5,7 +5,7 @@ travels to the process that does the work.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,19 @@ def silent(text: str, important: bool = False) -> None:
     """Tells nobody."""
 
 
+def never() -> bool:
+    """Nobody asks it to end."""
+    return False
+
+
 @dataclass(frozen=True)
 class NodeWork:
     """A node on its way.
 
     inputs: folders of the artifacts it reads, by what its stage calls them.
-    tell: takes progress. secrets: values of the environment variables that its stage names.
+    tell: takes progress. stopping: whether the run is to end.
+    secrets: values of the environment variables that its stage names.
+    attempt: eight digits that no other attempt to make it has; "" where nobody else can.
     """
 
     node: Node
@@ -34,10 +41,13 @@ class NodeWork:
     inputs: dict[str, str]
     started: float = field(default_factory=time.time)
     tell: Say = silent
+    stopping: Callable[[], bool] = never
+    attempt: str = ""
     secrets: dict[str, str] = field(default_factory=dict, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"tell": silent}  # whoever unpickles it says how progress is told
+        # whoever unpickles it says how progress is told, and how it hears of the end
+        return vars(self) | {"tell": silent, "stopping": never}
 
     @property
     def store(self) -> ArtifactStore:

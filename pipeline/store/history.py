@@ -1,7 +1,8 @@
 """The record of a recipe's runs: `history/<recipe>/<time>/`, newest last.
 
 `recipe.yaml` (resolved; `recipe.<name>.yaml` for each it builds on) and `run.json` (artifacts and
-their settings) are written when a run starts, `results.json` and `report.html` when it ends.
+their settings) are written when a run starts, `results.json`, `report.html` and `student.json`
+(where the student lies, and its model card) when it ends.
 """
 
 import json

@@ -10,11 +10,12 @@ from urllib.parse import urlsplit
 from pydantic import Field, model_validator
 
 from stages.contract import Resources, Work
+from stages.credentials import clear_credential
 from stages.encoder.settings import ModelSettings, describe_model
 from stages.errors import UserError
 from stages.packages import need
 from stages.rewrite.base import RewriteSource
-from stages.rewrite.credentials import clear_credential, read_key, read_variables, variables_of
+from stages.rewrite.credentials import read_key, read_variables, variables_of
 from stages.rewrite.rewrites import Outcome, Rewrite
 from stages.rewrite.stage import Rewrites
 from stages.sentences.texts import read_texts

@@ -21,11 +21,11 @@ from torch import Tensor
 
 from stages.encoder.settings import num_positions
 from stages.encoder.tokenizer import SentenceTokenizer, pad, token_budget_batches
-from stages.errors import UserError
+from stages.errors import Stopped, UserError
 from stages.evaluate.sets import StsSet
 from stages.evaluate.sts import spearman
 from stages.rows import unit_rows
-from stages.train.checkpoint import Checkpoints
+from stages.train.checkpoint import Checkpoints, Saved
 from stages.train.engine import Engine
 from stages.train.loss import total_loss
 from stages.train.objectives.base import Scores
@@ -132,6 +132,18 @@ class Training:
             if self._patience_is_over():
                 break
 
+    def put_away_if(self, asked: bool) -> None:
+        """Saves a checkpoint and ends, if any worker was asked to; all workers call it.
+
+        Raises:
+            Stopped: the checkpoint is there.
+        """
+        device = self.engine.student.encoder.device
+        count = self.engine.sum_over_workers(torch.tensor(int(asked), device=device))
+        if int(count) and self._checkpoints is not None and not self.is_over:
+            self.save(self._checkpoints)
+            raise Stopped
+
     @property
     def is_over(self) -> bool:
         """Whether no row follows."""
@@ -171,12 +183,13 @@ class Training:
     def resume(self, checkpoints: Checkpoints) -> None:
         """Goes on from the newest complete checkpoint, if there is one; before `rows`."""
         # rank 0 chooses for all: a network file system may show the others an older listing
-        newest = checkpoints.newest_step() if self.engine.rank == 0 else 0
+        newest = checkpoints.newest() if self.engine.rank == 0 else Saved(0, 0)
         device = self.engine.student.encoder.device
-        step = int(self.engine.sum_over_workers(torch.tensor(newest, device=device)))
-        if step == 0:
+        chosen = self.engine.sum_over_workers(torch.tensor(newest, device=device)).tolist()
+        saved = Saved(*chosen)
+        if saved.step == 0:
             return
-        state = checkpoints.state(step, self.engine.layout())
+        state = checkpoints.state(saved, self.engine.layout())
         best: dict[str, Tensor] = {}
 
         def read(folder: Path) -> None:
@@ -184,7 +197,7 @@ class Training:
                 best.update(load_file(folder / "best.safetensors"))
             self.engine.load(folder)
 
-        checkpoints.load(state, read)
+        checkpoints.load(saved, read)
         state = json.loads(json.dumps(state))
         state.pop("layout")
         self.progress, self._best = Progress(**state), best or None

@@ -39,6 +39,7 @@ def train(stage: Train, work: Work) -> None:
             writer.add(row)
         if is_first:
             work.say(_training_line(row), important="dev_spearman" in row)
+        training.put_away_if(is_first and work.stopping())
     if writer:
         writer.close()
     if is_first and training.warning:
@@ -100,7 +101,7 @@ def start_training(
         settings.seed,
         autocast=settings.precision == "bfloat16",
     )
-    checkpoints = Checkpoints(work.root, work.scratch) if checkpointed else None
+    checkpoints = Checkpoints(work.root, work.scratch, work.attempt) if checkpointed else None
     data = training_data(stage, work)
     return Training(build_engine(student, settings), settings, data, checkpoints)
 

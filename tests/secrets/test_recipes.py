@@ -56,7 +56,7 @@ def test_a_search_keeps_variables_in_its_recipes_and_its_own_file(load, tmp_path
     raw = yaml.safe_load(dump_recipe(best))
     assert raw["sentences"]["path"] == "${FOLDER}/sentences.txt"
     assert raw["student"]["model"] == "${FOLDER}/a"
-    assert search.plain_settings()["space"]["student.model"]["grid"][0] == "${FOLDER}/a"
+    assert search.plain_settings["space"]["student.model"]["grid"][0] == "${FOLDER}/a"
 
 
 def test_the_value_of_a_secret_is_no_identity_and_its_name_is(load, monkeypatch):

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from stages.errors import UserError
 from stages.files import Root
 from tests.support.trials import RATE, TAU3, play, trial
 from tune.ranking import counted, fresh_seeds, own_trials, rank
@@ -192,17 +191,6 @@ def test_only_the_best_configurations_keep_weights(make_search):
     Keeper(search, log)
     left = [search.store.manifest(one.folder) is not None for one in trials]
     assert left == [False, False, True, True, True]  # the mean of 0.2 is the best; 0.3 is in use
-
-
-def test_one_search_runs_once(tmp_path):
-    with Root(str(tmp_path)).held("tune/x/lock", "search x"):
-        with (
-            pytest.raises(UserError, match="search x is running already"),
-            Root(str(tmp_path)).held("tune/x/lock", "search x"),
-        ):
-            pass
-    with Root(str(tmp_path)).held("tune/x/lock", "search x"):
-        pass
 
 
 def test_the_same_configuration_is_proposed_once(make_search):

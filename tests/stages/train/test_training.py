@@ -12,7 +12,7 @@ from stages.evaluate.sets import StsSettings, load_sts
 from stages.files import Root
 from stages.rows import FactorRows, TokenRows
 from stages.tokens.tokeniser import Tokeniser
-from stages.train.checkpoint import Checkpoints
+from stages.train.checkpoint import Checkpoints, Saved
 from stages.train.engine import PlainEngine
 from stages.train.loop import Training
 from stages.train.order import BatchOrder
@@ -106,10 +106,34 @@ def test_a_checkpoint_without_its_marker_does_not_exist(data, student_folder, tm
     checkpoints = Checkpoints(Root(str(tmp_path)), "work")
     run(data, student_folder, settings, checkpoints)
     (tmp_path / "work" / "step-000008" / "complete.json").unlink()
-    assert checkpoints.newest_step() == 4
-    assert checkpoints.state(4, {"engine": "plain", "workers": 1})["step"] == 4
+    newest = checkpoints.newest()
+    assert newest == Saved(4, 0)
+    assert checkpoints.state(newest, {"engine": "plain", "workers": 1})["step"] == 4
     with pytest.raises(UserError, match="workers 2"):
-        checkpoints.state(4, {"engine": "deepspeed", "workers": 2, "zero_stage": 0})
+        checkpoints.state(newest, {"engine": "deepspeed", "workers": 2, "zero_stage": 0})
+
+
+def test_attempts_keep_their_files_apart_and_go_on_from_each_other(tmp_path):
+    """One that was thought dead still writes; nothing of it gets into another's checkpoint."""
+    root = Root(str(tmp_path))
+    first, second = (Checkpoints(root, "work", attempt) for attempt in ("0a0a0a0a", "0b0b0b0b"))
+
+    def save(checkpoints, step, text):
+        def write(folder):
+            (folder / "w.txt").write_text(text)
+
+        state = {"step": step, "layout": {"engine": "plain"}}
+        checkpoints.save(step, 0, write, lambda: None, state)
+
+    save(first, 4, "of the first")
+    assert second.newest() == Saved(4, 0x0A0A0A0A)
+    save(second, 8, "of the second")
+    save(first, 8, "of the first, late")
+    found = []
+    for saved in (Saved(8, 0x0A0A0A0A), Saved(8, 0x0B0B0B0B)):
+        second.load(saved, lambda folder: found.append((folder / "w.txt").read_text()))
+    assert found == ["of the first, late", "of the second"]
+    assert len(root.list("work")) == 2
 
 
 def test_checkpoints_hold_nothing_that_needs_unpickling(data, student_folder, tmp_path):

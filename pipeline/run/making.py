@@ -1,0 +1,144 @@
+"""Nodes of a plan made within a Ray session: each once, whoever else is at work on the storage.
+
+Every node is made under a lease (pipeline/store/leases.py). Where another run holds it, this one
+waits, says for whom and how far that one is, and uses what it made, or takes over when it is gone.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from pipeline.plan.graph import Node
+from pipeline.plan.plan import Plan
+from pipeline.run.progress import Progress
+from pipeline.run.scheduler import run_ready
+from pipeline.run.stopping import asked_by_signals
+from pipeline.run.work import NodeWork, works_of
+from pipeline.store.leases import Lease, Leases
+from stages.errors import Stopped
+from stages.text import clock
+
+
+def make(plan: Plan, wanted: list[Node], again: set[str], out: Callable[[str], None]) -> None:
+    """Makes nodes of a plan, within a Ray session.
+
+    Args:
+        again: those that are forgotten first.
+    """
+    if not wanted:
+        return
+    import ray
+
+    from pipeline.run.board import start_board
+    from pipeline.run.hosts import check_plugins
+
+    check_plugins(list(dict.fromkeys(p for one in plan.recipes.values() for p in one.plugins)))
+    board, progress = start_board(), Progress(out)
+    with Leases(plan.store.root, out) as leases, asked_by_signals(out) as asked:
+        making = _Making(plan, wanted, again, board, progress, leases)
+
+        def ask() -> None:
+            leases.stop_waiting()
+            ray.get(board.stop.remote())
+
+        run_ready(wanted, making.make_batch, lambda: progress.relay(board), asked, ask)
+
+
+class _Making:
+    def __init__(
+        self,
+        plan: Plan,
+        wanted: list[Node],
+        again: set[str],
+        board: Any,
+        progress: Progress,
+        leases: Leases,
+    ) -> None:
+        self._plan, self._again = plan, again
+        self._board, self._progress, self._leases = board, progress, leases
+        self._roots = {node.name: (node, _rows_root(node, plan.graph)) for node in wanted}
+        for root in {root for _, root in self._roots.values()} - self._roots.keys():
+            self._check_rows(root)
+
+    def make_batch(self, batch: list[Node]) -> None:
+        """Makes nodes that share what they load, or waits until another run has."""
+        while not self._attempt(batch):
+            pass
+        for node in batch:
+            if not node.inputs:
+                self._check_rows(node.name)
+
+    def _attempt(self, batch: list[Node]) -> bool:
+        """Whether all are made; False: another run thought that this one was dead."""
+        held: dict[str, Lease] = {}
+        try:
+            works = self._take(batch, held)
+            if works:
+                self._make(works)
+        except Stopped:
+            raise
+        except Exception:
+            if not any(self._leases.is_lost(lease) for lease in held.values()):
+                raise
+            return False  # the other one has cleared away what this one worked with
+        finally:
+            for lease in held.values():
+                self._leases.release(lease)
+        return True
+
+    def _take(self, batch: list[Node], held: dict[str, Lease]) -> list[NodeWork]:
+        """The nodes that are ours to make, once nobody else makes any of them.
+
+        Args:
+            held: gets their leases, by node.
+        """
+        plan, progress = self._plan, self._progress
+        works = works_of(batch, plan.recipe.storage, plan.folders)
+        # all runs take them in one order, or two could wait for each other
+        for name, work in sorted(works.items(), key=lambda one: one[1].folder):
+            say, said = progress.of(name), partial(progress.said, name)
+            lease = self._leases.take(work.folder, partial(self._is_made, work), say, said)
+            if lease is None:
+                say(f"made by another run -> {work.folder}", important=True)
+            else:
+                held[name] = lease
+        return [
+            replace(work, attempt=held[name].holder.id, started=time.time())
+            for name, work in works.items()
+            if name in held
+        ]
+
+    def _is_made(self, work: NodeWork) -> bool:
+        return work.name not in self._again and work.store.manifest(work.folder) is not None
+
+    def _make(self, works: list[NodeWork]) -> None:
+        from pipeline.run.hosts import make_nodes
+
+        progress = self._progress
+        for work in works:
+            progress.say(work.name, "started", important=True)
+            if work.name in self._again:  # not before: what goes wrong earlier must lose nothing
+                work.remove()
+                work.root.delete(work.scratch)
+        make_nodes(works, self._board, progress.of)
+        progress.relay(self._board)  # what its workers said last, before "done"
+        for work in works:
+            seconds = clock(time.time() - work.started)
+            progress.say(work.name, f"done in {seconds} -> {work.folder}", important=True)
+
+    def _check_rows(self, root: str) -> None:
+        """Looks at the number of rows that a node gave, for all nodes that read them."""
+        manifest = self._plan.store.manifest(self._plan.folders[root])
+        assert manifest is not None
+        for node, its_root in self._roots.values():
+            if its_root == root:
+                node.stage.check_rows(manifest.num_rows)
+
+
+def _rows_root(node: Node, graph: Mapping[str, Node]) -> str:
+    """The node whose rows are this one's: at the end of the chain of first inputs."""
+    while node.inputs:
+        node = graph[next(iter(node.inputs.values()))]
+    return node.name

@@ -1,0 +1,66 @@
+"""Ending on request: a first signal lets work be put away, a second one ends at once.
+
+Ctrl-C, a terminal that is closed, a job that is stopped, a machine that is about to be taken away:
+all of them ask by a signal. Trainings then save a checkpoint and row-wise stages finish their open
+shards.
+"""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Ended(KeyboardInterrupt):
+    """The run ends at once, by this signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.exit_code = 128 + number
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Signals raise `Ended` in the main thread, so that nothing temporary is left behind."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise Ended(number)
+
+    with _handled(end):
+        yield
+
+
+@contextmanager
+def asked_by_signals(say: Callable[[str], None]) -> Iterator[threading.Event]:
+    """The first signal sets the event and is told to `say`; the next one raises `Ended`."""
+    asked = threading.Event()
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if asked.is_set():
+            raise Ended(number)
+        asked.set()
+        say(
+            f"{signal.Signals(number).name}: putting work away; once more ends at once "
+            "(finished shards and checkpoints are kept)"
+        )
+
+    with _handled(ask):
+        yield asked
+
+
+@contextmanager
+def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python hands signals to the main thread only
+        return
+    # who ignores one means it: nohup
+    heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in heard}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)

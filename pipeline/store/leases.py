@@ -1,0 +1,259 @@
+"""Who makes what: leases, so that two runs at once do not make the same artifact twice.
+
+    leases/<kind>/<title>-<8 digits>/000001.json    who, since when, how far; a count that grows
+
+The file with the highest number is the lease; its writer holds it, and rewrites it every few
+seconds. Numbers are taken by creating a file that nobody has created before, which file systems and
+object stores decide for one of several who try at once. Whoever finds a lease waits, and takes over
+with the next number when the file has not changed for a while by *its own* clock: clocks of
+machines are never compared. A holder on the same machine whose process is gone is not waited for.
+
+A holder that was frozen finds a higher number when it wakes: its lease is lost. What it still
+writes harms nothing: artifacts are published once, shards are named by content, and checkpoints
+carry the attempt that wrote them. So in the worst case work is done twice.
+"""
+
+import json
+import math
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from stages.contract import Say
+from stages.errors import Stopped, StorageError
+from stages.files import Root
+from stages.object_store import NoConditionalWrites
+from stages.text import user_name
+
+BEAT_SECONDS = 5.0
+# Six beats: a storage that stumbles for some seconds costs nobody its work.
+STALE_SECONDS = 30.0
+# Between two lines about the same wait.
+TELL_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Holder:
+    """What a lease's file says.
+
+    id: of the attempt. who: for people. process: tells on its own machine whether it lives.
+    beat: grows while it lives. said: how far it is.
+    """
+
+    id: str
+    who: str
+    since: str
+    process: list[Any]
+    beat: int = 0
+    said: str = ""
+
+
+@dataclass
+class Lease:
+    """A lease that is held. `lost` is set when another has taken it over."""
+
+    folder: str
+    number: int
+    holder: Holder
+    said: Callable[[], str]
+    lost: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def file(self) -> str:
+        return _file(self.folder, self.number)
+
+
+class Leases:
+    """The leases of one run on a storage root; leaving its context gives all of them back.
+
+    Args:
+        warn: is told once where the storage cannot have leases; nothing is waited for then.
+    """
+
+    def __init__(
+        self,
+        root: Root,
+        warn: Callable[[str], None],
+        beat_seconds: float = BEAT_SECONDS,
+        stale_seconds: float = STALE_SECONDS,
+    ) -> None:
+        self._root = root
+        self._warn = warn
+        self._beat_seconds, self._stale_seconds = beat_seconds, stale_seconds
+        self._held: dict[str, Lease] = {}
+        self._lock = threading.Lock()
+        self._end = threading.Event()
+        self._stop = threading.Event()
+        self._without = False
+
+    def __enter__(self) -> "Leases":
+        threading.Thread(target=self._beat, daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop_waiting()
+        self._end.set()
+        for lease in list(self._held.values()):
+            with suppress(StorageError):  # it becomes stale
+                self.release(lease)
+
+    def stop_waiting(self) -> None:
+        """Whoever waits in `take` gets `Stopped`; what is held stays held."""
+        self._stop.set()
+
+    def take(
+        self, folder: str, is_made: Callable[[], bool], wait: Say, said: Callable[[], str]
+    ) -> Lease | None:
+        """Waits until the lease of an artifact is ours, or somebody else has made it.
+
+        Args:
+            wait: is told who is waited for. said: how far we are, for those who wait for us.
+
+        Returns:
+            None: it is made.
+
+        Raises:
+            Stopped: the run ends.
+        """
+        seen: tuple[bytes, float] | None = None  # the lease as it was first seen, and when
+        told = -math.inf
+        while not is_made():
+            if self._stop.is_set():
+                raise Stopped
+            number, raw = self._newest(folder)
+            now = time.monotonic()
+            if seen is None or seen[0] != raw:
+                seen = raw, now
+            holder = _read(raw)
+            gone = number == 0 or (holder is not None and _is_gone(holder))
+            if gone or now - seen[1] > self._stale_seconds:
+                if holder is not None:
+                    wait(f"takes over from {holder.who}, which is gone", important=True)
+                lease = self._create(folder, number + 1, said)
+                if lease is not None and is_made():
+                    self.release(lease)
+                elif lease is not None:
+                    return lease
+                continue
+            if holder is not None and now - told > TELL_SECONDS:
+                so_far = f": {holder.said}" if holder.said else ""
+                wait(f"waits for {holder.who}, at it since {holder.since}{so_far}", important=True)
+                told = now
+            self._stop.wait(min(1.0, self._beat_seconds / 2))
+        return None
+
+    def release(self, lease: Lease) -> None:
+        """Gives a lease back."""
+        with self._lock:
+            self._held.pop(lease.folder, None)
+            if not self.is_lost(lease):
+                self._root.delete(lease.file)
+
+    def _create(self, folder: str, number: int, said: Callable[[], str]) -> Lease | None:
+        since = time.strftime("%H:%M:%S")
+        who = f"{user_name()}@{socket.gethostname()} (process {os.getpid()})"
+        holder = Holder(uuid.uuid4().hex[:8], who, since, _process())
+        lease = Lease(folder, number, holder, said)
+        try:
+            if not self._without and not self._root.create(lease.file, _write(holder)):
+                return None
+        except NoConditionalWrites as error:
+            self._without = True
+            self._warn(
+                f"warning: this storage cannot tell two runs apart ({error}); what two runs need "
+                "at once is made twice"
+            )
+        with self._lock:
+            self._held[folder] = lease
+            for file in self._root.list(f"leases/{folder}") if number > 1 else []:
+                if file < f"{number:06d}":  # of those who are gone
+                    self._root.delete(f"leases/{folder}/{file}")
+        return lease
+
+    def _newest(self, folder: str) -> tuple[int, bytes]:
+        """Number and content of a lease; 0 where nobody holds it."""
+        if self._without:
+            return 0, b""
+        names = [name for name in self._root.list(f"leases/{folder}") if name[:6].isdecimal()]
+        if not names:
+            return 0, b""
+        number = int(names[-1][:6])
+        try:
+            return number, self._root.read(_file(folder, number))
+        except FileNotFoundError:  # given back in between
+            return 0, b""
+
+    def is_lost(self, lease: Lease) -> bool:
+        """Whether another has taken it over."""
+        if self._without:
+            return False
+        number, raw = self._newest(lease.folder)
+        holder = _read(raw)
+        if number != lease.number or holder is None or holder.id != lease.holder.id:
+            lease.lost.set()
+        return lease.lost.is_set()
+
+    def _beat(self) -> None:
+        beat = 0
+        while not self._end.wait(self._beat_seconds):
+            beat += 1
+            for lease in list(self._held.values()):
+                with self._lock, suppress(StorageError):  # the next beat may get through
+                    if lease.folder in self._held and not self._without:
+                        self._renew(lease, beat)
+
+    def _renew(self, lease: Lease, beat: int) -> None:
+        if not lease.lost.is_set() and not self.is_lost(lease):
+            now = Holder(**asdict(lease.holder) | {"beat": beat, "said": lease.said()})
+            self._root.write(lease.file, _write(now))
+
+
+def _file(folder: str, number: int) -> str:
+    return f"leases/{folder}/{number:06d}.json"
+
+
+def _write(holder: Holder) -> bytes:
+    return json.dumps(asdict(holder)).encode()
+
+
+def _read(raw: bytes) -> Holder | None:
+    """None: nothing, or a file that is being created."""
+    try:
+        return Holder(**json.loads(raw))
+    except (ValueError, TypeError):
+        return None
+
+
+def _process() -> list[Any]:
+    """This process: its machine since that was started, its number there, when it began."""
+    return [_machine(), os.getpid(), _began(os.getpid())]
+
+
+@cache
+def _machine() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:  # no Linux: nobody is known to be gone, so one waits
+        return uuid.uuid4().hex
+
+
+def _began(pid: int) -> str:
+    """When a process of this machine began, in clock ticks; "" where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
+
+
+def _is_gone(holder: Holder) -> bool:
+    machine, pid, began = holder.process
+    return bool(machine == _machine() and began != _began(pid))

@@ -1,0 +1,51 @@
+"""Clusters as files, and a real one: a head with a job server and a token, an S3 server."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.nodes import HERE, Nodes, need_namespaces
+
+
+@pytest.fixture
+def cluster_file(tmp_path: Path) -> Callable[..., str]:
+    """Writes clusters/lab.yaml of the test's folder; returns its path."""
+
+    def write(**settings: Any) -> str:
+        (tmp_path / "clusters").mkdir(exist_ok=True)
+        file = tmp_path / "clusters" / "lab.yaml"
+        whole = {"address": "http://127.0.0.1:8265", "storage": "s3://bucket/lab"} | settings
+        file.write_text(yaml.safe_dump(whole))
+        return str(file)
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    """A head of one core with a job server that wants a token; tests may add nodes."""
+    need_namespaces()
+    found = Nodes(tmp_path_factory.mktemp("nodes"))
+    try:
+        found.start_head()
+        yield found
+    finally:
+        found.stop()
+
+
+@pytest.fixture(scope="session")
+def s3(nodes: Nodes) -> Iterator[str]:
+    """Storage that all nodes share and nothing else does: `s3.format("folder")` is a root."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address=HERE, port=0, verbose=False)
+    server.start()
+    _, port = server.get_host_and_port()
+    client = boto3.client("s3", endpoint_url=f"http://{HERE}:{port}", region_name="us-east-1")
+    client.create_bucket(Bucket="bucket")
+    yield f"s3://bucket/{{}}?scheme=http&endpoint_override={HERE}:{port}&region=us-east-1"
+    server.stop()

@@ -1,0 +1,164 @@
+"""Ray nodes in network namespaces: addresses of their own, no shared disk where none is wanted.
+
+They reach each other and the tests over a bridge, 10.77.N.0/24; the tests are .254. `/tmp/ray` and
+every folder named `private` is each node's own. Ray runs with its dashboard and token
+authentication, as a cluster of several machines would.
+"""
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import wait_until
+
+# Written for whoever reads: a namespace, a bridge and addresses that nobody else uses.
+NETWORK = "10.77.5"
+HERE = f"{NETWORK}.254"
+
+
+def need_namespaces() -> None:
+    """Skips where this machine does not let tests make network namespaces."""
+    if shutil.which("ip") is None or shutil.which("unshare") is None:
+        pytest.skip("no `ip` or `unshare`: the package iproute2 brings the first")
+    made = _ip("netns", "add", "sentray-try", check=False)
+    _ip("netns", "del", "sentray-try", check=False)
+    if made.returncode:
+        pytest.skip(f"no network namespaces here: {made.stderr.strip()}")
+
+
+class Nodes:
+    """A Ray cluster, grown and shrunk by tests.
+
+    Args:
+        folder: for the token, logs and homes.
+        private: folders of which every node sees an empty one of its own.
+    """
+
+    def __init__(self, folder: Path, private: Sequence[Path] = ()) -> None:
+        self.folder = folder
+        self.token = secrets.token_hex(16)
+        self._private = [Path("/tmp/ray"), *private]
+        self._nodes: dict[str, subprocess.Popen[bytes]] = {}
+        self._bridge = "sentray-br"
+        _ip("link", "add", self._bridge, "type", "bridge", check=False)
+        _ip("addr", "replace", f"{HERE}/24", "dev", self._bridge)
+        _ip("link", "set", self._bridge, "up")
+
+    @property
+    def dashboard(self) -> str:
+        return f"http://{NETWORK}.1:8265"
+
+    def start_head(self, num_cpus: int = 1, **environment: str) -> None:
+        self._start(1, ["--head", "--port=6379", "--dashboard-host=0.0.0.0"], num_cpus, environment)
+        self._wait_for_dashboard()
+
+    def start_worker(self, number: int, num_cpus: int = 1, **environment: str) -> None:
+        """Adds node `number`, from 2 on, and waits until the cluster knows it."""
+        self._start(number, [f"--address={NETWORK}.1:6379"], num_cpus, environment)
+        wait_until(lambda: f"{NETWORK}.{number}" in self.alive())
+
+    def kill(self, number: int) -> None:
+        """Takes a node away as a power cut does."""
+        name = self._name(number)
+        pids = _ip("netns", "pids", name, check=False).stdout.split()
+        for pid in pids:
+            try:
+                os.kill(int(pid), signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self._nodes.pop(name).wait()
+        wait_until(lambda: not _ip("netns", "pids", name, check=False).stdout.split())
+        _ip("netns", "del", name, check=False)
+
+    def stop(self) -> None:
+        for name in list(self._nodes):
+            self.kill(int(name.rpartition("-")[2]))
+        _ip("link", "del", self._bridge, check=False)
+
+    def alive(self) -> set[str]:
+        """Addresses of the nodes that the cluster counts as alive."""
+        import requests
+
+        found = requests.get(
+            f"{self.dashboard}/nodes?view=summary",
+            headers={"Authorization": f"Bearer {self.token}"}, timeout=10,
+        ).json()  # fmt: skip
+        summary = found["data"]["summary"]
+        return {one["ip"] for one in summary if one["raylet"].get("state") == "ALIVE"}
+
+    def log(self, number: int) -> str:
+        return (self.folder / f"{self._name(number)}.log").read_text(errors="replace")
+
+    def _name(self, number: int) -> str:
+        return f"sentray-{number}"
+
+    def _start(
+        self, number: int, options: list[str], num_cpus: int, environment: dict[str, str]
+    ) -> None:
+        name, address = self._name(number), f"{NETWORK}.{number}"
+        _ip("netns", "del", name, check=False)
+        _ip("netns", "add", name)
+        _ip("link", "add", f"{name}-b", "type", "veth", "peer", "name", "eth0", "netns", name)
+        _ip("link", "set", f"{name}-b", "master", self._bridge, "up")
+        for command in (
+            ("addr", "add", f"{address}/24", "dev", "eth0"), ("link", "set", "eth0", "up"),
+            ("link", "set", "lo", "up"),
+        ):  # fmt: skip
+            _ip("-n", name, *command)
+        home = self.folder / name
+        home.mkdir(exist_ok=True)
+        (home / "token").write_text(self.token)
+        (home / "token").chmod(0o600)
+        for place in self._private:
+            place.mkdir(parents=True, exist_ok=True)
+        mounts = "; ".join(f"mount -t tmpfs tmpfs {place}" for place in self._private)
+        ray = Path(sys.executable).with_name("ray")
+        command = [
+            str(ray), "start", "--block", f"--node-ip-address={address}", f"--num-cpus={num_cpus}",
+            "--disable-usage-stats", "--object-store-memory=200000000", *options,
+        ]  # fmt: skip
+        own = {
+            "HOME": str(home), "XDG_CACHE_HOME": str(home / "cache"),
+            "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(home / "token"),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "RAY_num_workers_soft_limit": "3", "RAY_health_check_period_ms": "1000",
+        }  # fmt: skip
+        inherited = {
+            key: value for key, value in os.environ.items()
+            if not key.startswith(("AWS_", "RAY_")) and key != "PYTHONPATH"
+        }  # fmt: skip
+        with open(self.folder / f"{name}.log", "wb") as log:
+            self._nodes[name] = subprocess.Popen(
+                ["ip", "netns", "exec", name, "unshare", "-m", "bash", "-c",
+                 f'{mounts}; exec "$@"', "node", *command],
+                env=inherited | own | environment, stdout=log, stderr=subprocess.STDOUT,
+                cwd=home,
+            )  # fmt: skip
+
+    def _wait_for_dashboard(self) -> None:
+        import requests
+
+        def answers() -> bool:
+            head = self._nodes[self._name(1)]
+            assert head.poll() is None, self.log(1)
+            try:
+                return bool(self.alive())
+            except (requests.RequestException, KeyError, ValueError):
+                time.sleep(0.5)
+                return False
+
+        wait_until(answers)
+
+
+def _ip(*arguments: str, check: bool = True) -> "subprocess.CompletedProcess[str]":
+    found = subprocess.run(["ip", *arguments], capture_output=True, text=True)
+    assert not check or found.returncode == 0, f"ip {' '.join(arguments)}: {found.stderr}"
+    return found

@@ -1,0 +1,108 @@
+"""Two commands at once on one storage: each stage is made once, and none is lost."""
+
+import shutil
+import signal
+from collections import Counter
+
+import pytest
+
+from tests.support.command import student_weights, wait_until
+from tests.support.recipes import setting, write_recipe
+
+
+@pytest.fixture
+def undisturbed(sentray, tiny_recipe, made_once, tmp_path):
+    """Weights of the student that a run with these changes makes when it is alone."""
+
+    def weights(*overrides):
+        shutil.copytree(made_once, tmp_path / "alone")
+        recipe = tiny_recipe(*overrides, f"storage={tmp_path}/alone")
+        sentray("run", sentray.recipe_file(recipe), "--only", "train")
+        return student_weights(recipe["storage"])
+
+    return weights
+
+
+def lines_until(process, text):
+    """What the process prints, up to a line with the text."""
+    found = []
+    for line in process.stdout:
+        found.append(line)
+        if text in line:
+            return found
+    raise AssertionError(f"ended without '{text}': {''.join(found)}{process.stderr.read()}")
+
+
+def end(process, before):
+    out, err = process.communicate(timeout=400)
+    assert process.returncode == 0, "".join(before) + out + err
+    return [*before, *out.splitlines()]
+
+
+def made_by(lines):
+    return [line.split()[1] for line in lines if line.endswith(("started", "started\n"))]
+
+
+LONG = ("train.max_steps=120", "train.checkpoint_every_steps=5", "evaluate.speed=false")
+
+
+def test_two_runs_make_each_stage_once(sentray, tiny_recipe, undisturbed):
+    recipe = tiny_recipe("evaluate.speed=false")
+    file = sentray.recipe_file(recipe)
+    first = sentray.start("run", file)
+    before = lines_until(first, "sentences         started")
+    second = sentray.start("run", file)
+    outputs = [end(first, before), end(second, [])]
+    made = Counter(name for lines in outputs for name in made_by(lines))
+    assert set(made.values()) == {1}, made
+    assert {"sentences", "embed:t", "tokens", "train", "export"} <= made.keys()
+    assert any("waits for" in line for line in outputs[1])
+    assert any("student after" in line for line in outputs[1])
+    assert student_weights(recipe["storage"]) == undisturbed("evaluate.speed=false")
+
+
+def test_who_waits_takes_over_from_a_killed_run(sentray, tiny_recipe, inputs_made, undisturbed):
+    recipe = tiny_recipe(*LONG)
+    file = sentray.recipe_file(recipe)
+    first = sentray.start("run", file)
+    before = lines_until(first, "train             started")
+    second = sentray.start("run", file)
+    waiting = lines_until(second, "train             waits for")
+    sentray.wait(first, lambda: list(sentray.folder.glob("runs/work/train/*/step-*/complete.json")))
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    lines = end(second, waiting)
+    assert any("takes over from" in line for line in lines)
+    assert "train" in made_by(before)
+    assert "train" in made_by(lines)
+    steps = [line.split("step ")[1] for line in lines if "train " in line and "step " in line]
+    assert not steps[0].startswith("2/120"), "it began anew"
+    assert student_weights(recipe["storage"]) == undisturbed(*LONG)
+
+
+def test_a_search_waits_for_what_a_run_makes(sentray, tiny_recipe):
+    """The inputs of its trials are what the run makes at this moment."""
+    recipe = tiny_recipe("train.max_steps=4", "evaluate.speed=false", setting("evaluate.sts", []))
+    run = sentray.start("run", sentray.recipe_file(recipe))
+    before = lines_until(run, "sentences         started")
+    search = recipe | {
+        "search": {"space": {"train.learning_rate": {"grid": [1e-3, 2e-3]}}, "metric": "loss"}
+    }
+    out = sentray("tune", write_recipe(sentray.folder / "search.yaml", search))
+    made = Counter([*made_by(end(run, before)), *made_by(out.splitlines())])
+    assert {name: made[name] for name in ("sentences", "embed:t", "tokens")} == {
+        "sentences": 1, "embed:t": 1, "tokens": 1,
+    }  # fmt: skip
+
+
+def test_a_second_search_waits_and_finds_what_the_first_has_found(sentray, tiny_recipe, tmp_path):
+    recipe = tiny_recipe("train.max_steps=4", "evaluate.speed=false", setting("evaluate.sts", []))
+    recipe["search"] = {"space": {"train.learning_rate": {"grid": [1e-3, 2e-3]}}, "metric": "loss"}
+    file = sentray.recipe_file(recipe)
+    first = sentray.start("tune", file)
+    wait_until(lambda: (tmp_path / "runs" / "tune" / "tiny" / "search.yaml").exists())
+    out = sentray("tune", file)
+    end(first, [])
+    assert "search tiny: waits for" in out
+    lines = (tmp_path / "runs" / "tune" / "tiny" / "trials.jsonl").read_text().splitlines()
+    assert len([line for line in lines if '"status": "finished"' in line]) >= 2
