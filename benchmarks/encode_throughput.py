@@ -61,7 +61,7 @@ def compare(recipe, plan, rounds) -> None:  # type: ignore[no-untyped-def]
     with ray_session(None):
 
         def stage() -> None:
-            make(plan, [plan.graph["embed:minilm"]], {"embed:minilm"}, lambda line: None)
+            make(plan, [plan.graph["embed:minilm"]], {"embed:minilm"}, lambda line: None, {})
 
         ways = {
             "theirs": lambda: theirs.encode(texts, show_progress_bar=False),

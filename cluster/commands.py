@@ -38,6 +38,12 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         _add_cluster(action)
         action.set_defaults(command=handler)
 
+    doctor = commands.add_parser("doctor", help="look for what is wrong with a cluster")
+    doctor.add_argument("recipe", nargs="?", help="a recipe whose data and models must be there")
+    _add_cluster(doctor)
+    _add_storage(doctor)
+    doctor.set_defaults(command=_doctor)
+
     pull = commands.add_parser("pull", help="fetch report, table and student from a cluster")
     pull.add_argument("name", help="a recipe's or search's name")
     pull.add_argument("--to", metavar="FOLDER", help="where to put them (default: pulled/NAME)")
@@ -53,12 +59,27 @@ def _add_cluster(parser: argparse.ArgumentParser) -> None:
     place.add_argument("--address", metavar="URL", help="a dashboard: http://HOST:8265")
 
 
+def _add_storage(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--storage", metavar="ROOT",
+        help="with --address: the storage root that all machines share (s3://..., /shared/folder)",
+    )  # fmt: skip
+
+
 def _cluster(options: argparse.Namespace, storage: str = "/") -> "ClusterSettings":
     from cluster.settings import load_cluster, unprepared
 
     if options.cluster is not None:
         return load_cluster(options.cluster)
     return unprepared(options.address, storage)
+
+
+def _cluster_and_storage(options: argparse.Namespace) -> "ClusterSettings":
+    if options.address is not None and options.storage is None:
+        raise UserError("--address needs --storage: the storage root that all machines share")
+    if options.cluster is not None and options.storage is not None:
+        raise UserError("--storage goes with --address; the cluster's file has its own")
+    return _cluster(options, options.storage)
 
 
 def _submit(options: argparse.Namespace) -> int:
@@ -68,22 +89,15 @@ def _submit(options: argparse.Namespace) -> int:
         "what", nargs="?", choices=("run", "tune"), default="run", help="default: run"
     )
     _add_cluster(parser)
-    parser.add_argument(
-        "--storage", metavar="ROOT",
-        help="with --address: the storage root that all machines share (s3://..., /shared/folder)",
-    )  # fmt: skip
+    _add_storage(parser)
     parser.add_argument("--detach", action="store_true", help="do not follow the job")
     add_set(parser)
     add_run_options(parser)
     given = parser.parse_intermixed_args(options.words)
-    if given.address is not None and given.storage is None:
-        raise UserError("--address needs --storage: the storage root that all machines share")
-    if given.cluster is not None and given.storage is not None:
-        raise UserError("--storage goes with --address; the cluster's file has its own")
     chosen = run_options(given)
     if given.what == "tune" and chosen:
         raise UserError(f"submit ... tune: {chosen[0]} is an option of `run`")
-    cluster = _cluster(given, given.storage)
+    cluster = _cluster_and_storage(given)
 
     from cluster.package import pack
 
@@ -143,6 +157,23 @@ def _stop(options: argparse.Namespace) -> int:
 
     stop(server, options.job, _say)
     return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    cluster = _cluster_and_storage(options)
+    from cluster.package import pack
+
+    paths = pack("run", options.recipe, [], [], cluster).paths if options.recipe else []
+    server = _server(cluster)
+    from cluster.doctor import examine
+
+    machines, found = examine(server, paths)
+    print(f"{cluster.address}: Ray {server.ray_version}, {len(machines)} machine(s)")
+    for finding in found:
+        print(finding)
+    if not found:
+        print("nothing is wrong: storage, versions, GPUs, disks, clocks and pools are as promised")
+    return 2 if any(finding.must for finding in found) else 0
 
 
 def _pull(options: argparse.Namespace) -> int:

@@ -39,7 +39,7 @@ def submit(package: Package, server: JobServer, out: Out) -> str:
         if not job.status.is_terminal():
             out(f"{job.submission_id} is {job.status.lower()} already, {since(job)}")
             return str(job.submission_id)
-    _check_ray(server)
+    check_ray(server)
     job_id = f"{package.name}-{digest[:8]}" + (f"-{len(same) + 1}" if same else "")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "package.zip"
@@ -72,7 +72,8 @@ def job_environment(cluster: ClusterSettings) -> dict[str, str]:
     return cluster.variables | passed | waits
 
 
-def _check_ray(server: JobServer) -> None:
+def check_ray(server: JobServer) -> None:
+    """Raises UserError where the cluster's Ray is another minor version than this one."""
     import ray
 
     here, there = ray.__version__.split("."), server.ray_version.split(".")

@@ -1,6 +1,7 @@
 """What travels with a job: the resolved recipes, small files that they name, plug-ins, Sentray.
 
     start.py, job.json       what the head runs (cluster/start.py)
+    pools.yaml               which machines make which stages
     recipes/NAME.yaml        resolved; its storage is the cluster's
     files/1/sentences.txt    what a recipe names on this machine
     pipeline/, stages/, ...  Sentray's own source, and plug-ins, with their versions
@@ -39,16 +40,19 @@ LARGE_BYTES = 1_000_000
 class Package:
     """A job's package, before it is written.
 
-    name: the recipe's. arguments: of the command line there. parts: what makes the job what it is,
-    by place in the package. code: Sentray and plug-ins. elsewhere: settings that name something
-    which is not here, and is taken to be on the cluster.
+    name: the recipe's. arguments: of the command line there. module: whose `main` takes them.
+    parts: what makes the job what it is, by place in the package. code: Sentray and plug-ins.
+    elsewhere: settings that name something which is not here, and is taken to be on the cluster.
+    paths: what is read there and not sent.
     """
 
     name: str
     arguments: list[str]
+    module: str = "pipeline.cli"
     parts: dict[str, Path | bytes] = field(default_factory=dict)
     code: dict[str, Path | bytes] = field(default_factory=dict)
     elsewhere: list[str] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
 
     @property
     def digest(self) -> str:
@@ -96,7 +100,7 @@ class Package:
             "Ray": metadata.version("ray"),
             "Sentray": metadata.version("sentray"),
         }
-        job = {"arguments": self.arguments, "versions": versions}
+        job = {"module": self.module, "arguments": self.arguments, "versions": versions}
         start = Path(__file__).with_name("start.py")
         whole = self.parts | self.code | {"start.py": start, "job.json": json.dumps(job).encode()}
         with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -131,12 +135,34 @@ def pack(
         package = Package(recipe.name, [command, f"recipes/{recipe.name}.yaml", *options])
         packer = _Packer(package, cluster)
         packer.add_recipe(base, recipe, more)
+    if cluster.pools:
+        pools = {name: pool.model_dump() for name, pool in cluster.pools.items()}
+        package.parts["pools.yaml"] = as_yaml({"pools": pools}).encode()
+        package.arguments.append("--pools=pools.yaml")
     if cluster.sentray == "sent":
-        for name in OWN_PACKAGES:
-            packer.add_code(name)
-        package.code |= _described("sentray", list(OWN_PACKAGES))
+        add_sentray(package)
     package.check_size(cluster.upload_limit_mb)
     return package
+
+
+def add_sentray(package: Package) -> None:
+    """Adds Sentray's own source."""
+    for name in OWN_PACKAGES:
+        _add_code(package, name)
+    package.code |= _described("sentray", list(OWN_PACKAGES))
+
+
+def _add_code(package: Package, name: str) -> None:
+    """Adds the source of a package that can be imported here."""
+    spec = find_spec(name)
+    assert spec is not None and spec.origin is not None, f"{name} cannot be imported"
+    origin = Path(spec.origin)
+    if spec.submodule_search_locations is None:
+        package.code[origin.name] = origin
+        return
+    for inside, file in _below(origin.parent):
+        if "__pycache__" not in inside:
+            package.code[f"{name}/{inside}"] = file
 
 
 class _Packer:
@@ -167,16 +193,20 @@ class _Packer:
         if value.startswith(RECIPE_PREFIX):
             return RECIPE_PREFIX + self._other_recipe(value.removeprefix(RECIPE_PREFIX))
         place = Path(value)
-        if not place.is_absolute() or self._cluster.is_shared(place):
+        if not place.is_absolute():
             return None
         text = written if isinstance(written, str) else value
-        if any(name in self._cluster.variables for name in VARIABLE.findall(text)):
-            return None  # the cluster says where that is
-        if place.exists():
+        # below a shared folder, or the cluster says where that is
+        there = self._cluster.is_shared(place) or any(
+            name in self._cluster.variables for name in VARIABLE.findall(text)
+        )
+        if not there and place.exists():
             return f"./{self._sent(place)}"
-        if not text.startswith(("/", "$")):
+        if not there and not text.startswith(("/", "$")):
             raise UserError(f"{setting}: there is no file or folder {place}")
-        self._package.elsewhere.append(f"{setting} {text}")
+        self._package.paths.append(value)
+        if not there:
+            self._package.elsewhere.append(f"{setting} {text}")
         return None
 
     def _other_recipe(self, file: str) -> str:
@@ -197,22 +227,10 @@ class _Packer:
 
     def _add_plugin(self, plugin: str) -> None:
         package = plugin.partition(".")[0]
-        self.add_code(package)
+        _add_code(self._package, package)
         distributions = metadata.packages_distributions().get(package, [])
         if distributions:
             self._package.code |= _described(distributions[0], [package])
-
-    def add_code(self, package: str) -> None:
-        """Adds the source of a package that can be imported here."""
-        spec = find_spec(package)
-        assert spec is not None and spec.origin is not None, f"{package} cannot be imported"
-        origin = Path(spec.origin)
-        if spec.submodule_search_locations is None:
-            self._package.code[origin.name] = origin
-            return
-        for name, file in _below(origin.parent):
-            if "__pycache__" not in name:
-                self._package.code[f"{package}/{name}"] = file
 
 
 def _below(place: Path) -> Iterator[tuple[str, Path]]:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator
 
 from pipeline.recipe.document import Document
-from pipeline.run.pools import PoolSettings
+from pipeline.run.pools import PoolSettings, checked_pools
 from stages.credentials import clear_credential
 from stages.errors import UserError
 from stages.files import masked_uri
@@ -77,13 +77,7 @@ class ClusterSettings(Settings):
     @field_validator("pools")
     @classmethod
     def _one_pool_for_a_stage(cls, pools: dict[str, PoolSettings]) -> dict[str, PoolSettings]:
-        owners: dict[str, str] = {}
-        for name, pool in pools.items():
-            for stage in pool.stages:
-                if stage in owners:
-                    raise ValueError(f"'{stage}' is in two pools, {owners[stage]} and {name}")
-                owners[stage] = name
-        return pools
+        return checked_pools(pools)
 
     @field_validator("shared")
     @classmethod

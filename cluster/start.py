@@ -4,6 +4,7 @@ It lies at the top of the job's package and imports only the standard library be
 are compared: with another Sentray installed there, or none, this must still be able to say so.
 """
 
+import importlib
 import json
 import platform
 import socket
@@ -31,9 +32,7 @@ def main() -> int:
         return 2
     for problem in problems:
         print(f"warning: {problem} (where the job was submitted)", flush=True)
-    from pipeline.cli import main as command
-
-    return command(job["arguments"])
+    return int(importlib.import_module(job["module"]).main(job["arguments"]))
 
 
 def _versions() -> dict[str, str | None]:

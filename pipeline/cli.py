@@ -31,10 +31,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     from pipeline.recipe.read import load_recipe
+    from pipeline.run.pools import read_pools
     from pipeline.run.runner import run
 
     recipe = load_recipe(options.recipe, options.set)
-    busy = run(recipe, options.address, options.start, options.only, options.force)
+    pools = read_pools(options.pools)
+    busy = run(recipe, options.address, options.start, options.only, options.force, pools)
     from pipeline.report.show import show_result
 
     if not busy:
@@ -52,12 +54,13 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _tune(options: argparse.Namespace) -> int:
+    from pipeline.run.pools import read_pools
     from tune.definition import Search
     from tune.page import write_report
     from tune.phases import run_search
     from tune.report import outcome_text
 
-    search = Search(options.recipe, options.set)
+    search = Search(options.recipe, options.set, read_pools(options.pools))
     outcome = run_search(search, options.address, lambda line: print(line, flush=True))
     print(outcome_text(outcome))
     write_report(outcome)
@@ -119,6 +122,9 @@ def _parser() -> argparse.ArgumentParser:
     add_run_options(run)
     for command in (run, tune):
         command.add_argument("--address", help="Ray cluster to join; without it Ray starts here")
+        command.add_argument(
+            "--pools", metavar="FILE", help="which machines make which stages (docs/cluster.md)"
+        )
     run.set_defaults(command=_run)
     tune.set_defaults(command=_tune)
     plan.set_defaults(command=_plan)

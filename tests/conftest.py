@@ -91,6 +91,8 @@ def tiny_recipe(
 def ray_cluster() -> Iterator[str]:
     """A real cluster of two Ray nodes (a core each) on this machine; the address to join.
 
+    The second one is the pool `second`.
+
     This process joins it once. Commands in this process use that session, so Ray's workers stay,
     and what they have imported stays with them.
     """
@@ -101,7 +103,7 @@ def ray_cluster() -> Iterator[str]:
     cluster = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
     )
-    cluster.add_node(num_cpus=1)
+    cluster.add_node(num_cpus=1, labels={"sentray-pool": "second"})
     cluster.wait_for_nodes()
     with ray_session(cluster.address):
         yield cluster.address

@@ -1,13 +1,16 @@
 """A search as its file describes it: the recipe, the space, and the training of every trial."""
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pipeline.plan.graph import Node, build_graph
 from pipeline.recipe.document import Document, setting_path
 from pipeline.recipe.read import read_recipe, recipe_context
+from pipeline.run.pools import PoolSettings
 from pipeline.run.work import NodeWork, works_of
 from pipeline.store.artifacts import ArtifactStore
 from stages.errors import UserError
@@ -62,13 +65,20 @@ class Search:
         file: a recipe with a `search` section, or a file with `recipe` (relative to it) and
             `search`.
         overrides: `key.sub=value` of the recipe, or of `search`.
+        pools: where stages run; none: on any machine.
 
     Raises:
         UserError: anything wrong in either, a searched setting that the recipe lacks, a value that
             it refuses, a metric that training does not measure.
     """
 
-    def __init__(self, file: str, overrides: list[str] | None = None) -> None:
+    def __init__(
+        self,
+        file: str,
+        overrides: list[str] | None = None,
+        pools: Mapping[str, PoolSettings] = MappingProxyType({}),
+    ) -> None:
+        self.pools = pools
         read = read_search(file, overrides)
         self.settings, self.plain_settings = read.settings, read.plain_settings
         base, self.recipe = read.base, read.recipe
@@ -127,7 +137,7 @@ class Search:
         nodes = build_graph(self.recipe_of(values, seed)).nodes
         needed = ("train", *nodes["train"].inputs.values())
         folders = {name: self._folder_of(nodes[name]) for name in needed}
-        return works_of([nodes["train"]], self.recipe.storage, folders)["train"]
+        return works_of([nodes["train"]], self.recipe.storage, folders, self.pools)["train"]
 
     def result_work(self, work: NodeWork) -> NodeWork:
         """The trial's result as an artifact of its own: what was measured, without weights."""

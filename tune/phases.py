@@ -29,6 +29,7 @@ from tune.definition import Search
 from tune.inputs import preparations
 from tune.progress import LiveTable, values_text
 from tune.ranking import Ranked, counted, fresh_seeds, own_trials, rank
+from tune.resources import Reservation, trial_resources
 from tune.searchers import Listed, Searcher, listed_configurations
 from tune.trial_queue import TrialQueue
 from tune.trials import Phase, Trial, TrialLog
@@ -157,10 +158,10 @@ class _Phases:
                 )  # fmt: skip
         if members:
             assignments = list(members.values())
-            resources, _ = self._prepare(assignments[0].work)
+            reservation = self._prepare(assignments[0].work)
             from tune.population import run_population
 
-            run_population(search, self._log, assignments, resources, self._out)
+            run_population(search, self._log, assignments, reservation, self._out)
         elif refused is not None and not ended:
             raise refused
 
@@ -194,10 +195,10 @@ class _Phases:
                 search.store.root.write(f"{search.folder}/best.yaml", text)
                 if missing:
                     self._open()
-                run(recipe, self._address, out=self._out)
+                run(recipe, self._address, pools=search.pools, out=self._out)
             elif tests:
                 self._open()
-                make_needed(recipe, tests, self._out)
+                make_needed(recipe, tests, self._out, search.pools)
             results[trial.seed] = collect(plan)
         return results
 
@@ -235,21 +236,19 @@ class _Phases:
         first = queue.peek()
         if first is None:
             return
-        resources, max_concurrent = self._prepare(first.work)
+        reservation = self._prepare(first.work)
         from tune.ray_tune import run_trials
 
-        run_trials(queue, resources, max_concurrent, stops_early=phase == "search")
+        run_trials(queue, reservation, stops_early=phase == "search")
 
-    def _prepare(self, work: NodeWork) -> tuple[dict[str, float], int]:
-        """Starts Ray and makes what trials read; what a trial takes, and how many run at once."""
+    def _prepare(self, work: NodeWork) -> Reservation:
+        """Starts Ray and makes what trials read; what a trial takes."""
         self._open()
-        from tune.resources import trial_resources
-
-        resources, max_concurrent = trial_resources(self._search.settings, work, self._out)
+        reservation = trial_resources(self._search.settings, work, self._out)
         for recipe in preparations(self._search):
             inputs = make_plan(recipe).nodes["train"].node.inputs
-            make_needed(recipe, inputs.values(), self._out)
-        return resources, max_concurrent
+            make_needed(recipe, inputs.values(), self._out, self._search.pools)
+        return reservation
 
     def _open(self) -> None:
         if self._is_open:

@@ -13,6 +13,7 @@ from tune.assignment import Assignment
 from tune.definition import Search
 from tune.progress import shown_score, values_text
 from tune.ray_tune import Reports, cost_of, fit, mode_of
+from tune.resources import Reservation
 from tune.space import Space, draw
 from tune.trials import Trial, TrialLog
 
@@ -21,7 +22,7 @@ def run_population(
     search: Search,
     log: TrialLog,
     assignments: list[Assignment],
-    resources: dict[str, float],
+    reservation: Reservation,
     out: Callable[[str], None],
 ) -> None:
     """Trains all members, some at a time; bad ones take over state and values of good ones.
@@ -38,7 +39,7 @@ def run_population(
     param_space: dict[str, Any] = {"assignment": tune.grid_search(assignments)}
     for name in search.space.dimensions:
         param_space[name] = tune.sample_from(partial(_first_value, name))
-    fit(search, resources, scheduler, MemberReports(search, log, out), param_space=param_space)
+    fit(search, reservation, scheduler, MemberReports(search, log, out), param_space=param_space)
 
 
 def mutations_of(space: Space) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from tune.actor import TrialActor
 from tune.assignment import Assignment
 from tune.definition import Search
 from tune.ranking import own_trials
+from tune.resources import Reservation
 from tune.trial_queue import TrialQueue
 from tune.trials import Curve, measured
 
@@ -39,15 +40,14 @@ QUIET_TUNE = {
 }
 
 
-def run_trials(
-    queue: TrialQueue, resources: dict[str, float], max_concurrent: int, stops_early: bool
-) -> None:
+def run_trials(queue: TrialQueue, reservation: Reservation, stops_early: bool) -> None:
     """Runs a queue's trials to its end, within a Ray session."""
     search = queue.search
     scheduler = make_scheduler(search) if stops_early else FIFOScheduler()
     if stops_early:
         replay(scheduler, search, queue)
-    fit(search, resources, scheduler, _QueueReports(queue), _Suggestions(queue), max_concurrent)
+    reports, suggestions = _QueueReports(queue), _Suggestions(queue)
+    fit(search, reservation, scheduler, reports, suggestions, reservation.at_once)
 
 
 def mode_of(search: Search) -> str:
@@ -93,9 +93,15 @@ def replay(scheduler: TrialScheduler, search: Search, queue: TrialQueue) -> None
             scheduler.on_trial_complete(nothing, past, results[-1])
 
 
+def _bundle(reservation: Reservation) -> tune.PlacementGroupFactory:
+    labels = reservation.labels
+    more: dict[str, Any] = {"bundle_label_selector": [labels]} if labels else {}
+    return tune.PlacementGroupFactory([reservation.resources], **more)
+
+
 def fit(
     search: Search,
-    resources: dict[str, float],
+    reservation: Reservation,
     scheduler: TrialScheduler,
     reports: Callback,
     suggestions: Searcher | None = None,
@@ -109,7 +115,7 @@ def fit(
     root.delete(scratch)  # of a search that was killed
     # a member's state must be where every machine can read it; nothing else is kept there
     tuner = tune.Tuner(
-        tune.with_resources(TrialActor, tune.PlacementGroupFactory([resources])),
+        tune.with_resources(TrialActor, _bundle(reservation)),
         param_space=param_space,
         tune_config=TuneConfig(
             search_alg=suggestions, scheduler=scheduler, num_samples=-1 if suggestions else 1,

@@ -1,20 +1,28 @@
 """What a trial reserves on the cluster, and how many trials run at once."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-import ray
-
-from pipeline.run.hosts import placement
+from pipeline.run.placement import machines_for, place
 from pipeline.run.work import NodeWork
 from stages.contract import Workers
 from stages.errors import UserError
 from tune.settings import SearchSettings
 
 
+@dataclass(frozen=True)
+class Reservation:
+    """What Tune reserves for a trial, on machines with these labels; how many run at once."""
+
+    resources: dict[str, float]
+    labels: dict[str, str]
+    at_once: int
+
+
 def trial_resources(
     settings: SearchSettings, work: NodeWork, out: Callable[[str], None]
-) -> tuple[dict[str, float], int]:
-    """What Tune reserves for a trial, and how many trials run at once: as many as fit, or fewer.
+) -> Reservation:
+    """As many trials run at once as fit, or fewer.
 
     Raises:
         UserError: not one trial fits into this cluster.
@@ -22,43 +30,30 @@ def trial_resources(
     workers = work.node.stage.resources().workers
     assert workers is not None
     if workers.grouped:
-        resources, fits = _grouped(workers, work.name)
+        # It reserves nothing itself: its workers' cores are taken all at once, or not at all, by
+        # Ray Train, so trials cannot wait for each other for ever. One byte of memory, since Tune
+        # takes no trial that needs nothing.
+        fits = place(work.node.stage, work.name, work.pools).slots // workers.count
+        found = Reservation({"CPU": 0, "memory": 1}, {}, fits)
     else:
-        resources, fits = _one_device(settings, workers)
-    asked = settings.concurrency
+        found = _one_device(settings, workers, work)
+    asked, fits = settings.concurrency, found.at_once
     if asked is not None and asked > fits:
         out(f"warning: search.concurrency is {asked}, but only {fits} trials fit; {fits} at once")
-    return resources, min(asked or fits, fits)
+    return Reservation(found.resources, found.labels, min(asked or fits, fits))
 
 
-def _grouped(workers: Workers, name: str) -> tuple[dict[str, float], int]:
-    """A trial with several workers reserves nothing itself: its workers' cores are taken all at
-    once, or not at all, by Ray Train, so trials cannot wait for each other for ever."""
-    have = ray.cluster_resources()
-    cores, gpus = placement(workers, name)
-    fits = int(have["CPU"] // (cores * workers.count))
-    if gpus:
-        fits = min(fits, int(have["GPU"] // (gpus * workers.count)))
-    # one byte of memory, since Tune takes no trial that needs nothing
-    return {"CPU": 0, "memory": 1}, max(1, fits)
-
-
-def _one_device(settings: SearchSettings, workers: Workers) -> tuple[dict[str, float], int]:
-    num_gpus = ray.cluster_resources().get("GPU", 0)
-    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    cores = settings.cpus_per_trial or workers.cpus or 1
-    share = settings.gpus_per_trial
+def _one_device(settings: SearchSettings, workers: Workers, work: NodeWork) -> Reservation:
+    machines = machines_for(work.node.stage, work.name, work.pools)
+    process = machines.process
+    cores = settings.cpus_per_trial or process.cpus or workers.cpus or 1
+    share = settings.gpus_per_trial if settings.gpus_per_trial is not None else process.gpus
     if share is None:
-        share = float(workers.gpus or 0) or (1.0 if num_gpus else 0.0)
-    fits = sum(
-        int(min(node.get("CPU", 0) / cores, node.get("GPU", 0) / share + 1e-9 if share else 1e9))
-        for node in alive
-    )
+        share = float(workers.gpus or 0) or float(machines.has_gpus)
+    fits = machines.fitting(cores, share)
     if fits < 1:
-        most = max(node.get("CPU", 0) for node in alive)
         raise UserError(
-            f"search: a trial with {cores} core(s) and {share:g} GPU(s) fits on no machine of this "
-            f"cluster (the largest has {most:g} cores; {num_gpus:g} GPUs in all); lower "
-            "search.cpus_per_trial or gpus_per_trial"
+            f"search: a trial with {cores:g} core(s) and {share:g} GPU(s) fits on no machine of "
+            f"{machines}; lower search.cpus_per_trial or gpus_per_trial"
         )
-    return {"CPU": cores, "GPU": share}, fits
+    return Reservation({"CPU": cores, "GPU": share}, machines.labels, fits)

@@ -18,6 +18,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.run.board import poster, stop_of
+from pipeline.run.placement import Place, place
 from pipeline.run.work import NodeWork
 from stages.contract import RowWise, Say, Shard, Workers
 from stages.errors import Stopped, UserError
@@ -48,9 +49,7 @@ def make_nodes(works: Sequence[NodeWork], board: Any, say: Callable[[str], Say])
         for work in works:
             make_on_workers(work, resources.workers, board, _make_alone)
     else:
-        has_gpu = bool(resources.gpu and ray.cluster_resources().get("GPU"))
-        options = {"num_cpus": resources.cpus, "num_gpus": int(has_gpu)}
-        _task(_make_there, options | {"max_retries": first.node.retries}, works, board)
+        _task(_make_there, _options(first, place_of(first)), works, board)
 
 
 def _secret(variable: str, node: str) -> str:
@@ -114,6 +113,21 @@ def _connected(work: NodeWork, board: Any) -> NodeWork:
 
 def _make_alone(work: NodeWork) -> None:
     _make_here([work])
+
+
+def place_of(work: NodeWork) -> Place:
+    """Where the work's processes run; raises UserError where not one can."""
+    return place(work.node.stage, work.name, work.pools)
+
+
+def _options(work: NodeWork, where: Place) -> dict[str, Any]:
+    """Options of a Ray task that makes a node."""
+    return {
+        "num_cpus": where.cpus,
+        "num_gpus": where.gpus,
+        "label_selector": where.labels,
+        "max_retries": work.node.retries,
+    }
 
 
 def _task(
@@ -195,10 +209,9 @@ def _make_rows(work: NodeWork, stage: RowWise, say: Say, board: Any) -> None:
     passes = stage.passes()
     logging.getLogger("ray.data").setLevel(logging.ERROR)  # our own lines say how far it is
     DataContext.get_current().enable_progress_bars = False
-    cores = ray.cluster_resources().get("CPU", 1)
-    gpus = ray.cluster_resources().get("GPU", 0) if stage.resources().gpu else 0
-    most = min(len(todo), max(1, int(gpus or cores)))
-    share = 1.0 if (gpus or cores) >= len(passes) else 1 / len(passes)  # all must fit at once
+    where = place_of(work)
+    most = min(len(todo), where.slots)
+    share = 1.0 if where.slots >= len(passes) else 1 / len(passes)  # all must fit at once
     results: Any = ray.data.from_items(
         [{"shard": number} for number in todo], override_num_blocks=len(todo)
     )
@@ -210,8 +223,9 @@ def _make_rows(work: NodeWork, stage: RowWise, say: Say, board: Any) -> None:
             ShardActor,
             fn_constructor_args=(work, open_pass, board),
             compute=ActorPoolStrategy(min_size=1, max_size=most, initial_size=1),
-            num_cpus=share if not gpus else min(1.0, cores / len(passes)),
-            num_gpus=share if gpus else 0,
+            num_cpus=where.cpus * share,
+            num_gpus=where.gpus * share,
+            label_selector=where.labels,
             ray_remote_args_fn=lambda: dict.fromkeys(("max_restarts", "max_task_retries"), retries),
         )
     started = time.monotonic()
@@ -239,44 +253,15 @@ def make_on_workers(
     if workers.grouped:
         _group(work, workers, board, make)
         return
-    cores, gpus = placement(workers, work.name)
-    options = {"num_cpus": cores, "num_gpus": gpus, "max_retries": work.node.retries}
-    _task(_make_there, options, [work], board)
-
-
-def placement(workers: Workers, name: str) -> tuple[int, int]:
-    """Cores and GPUs of one training worker.
-
-    Raises:
-        UserError: the cluster can never give that much at once.
-    """
-    have = ray.cluster_resources()
-    gpus = workers.gpus
-    if gpus is None:
-        gpus = 1 if have.get("GPU", 0) >= workers.count else 0
-    nodes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
-
-    def fitting(cores: int) -> int:
-        return sum(node // cores for node in nodes)
-
-    cores = workers.cpus or max(1, min(max(nodes), sum(nodes) // workers.count))
-    if workers.cpus is None:
-        while cores > 1 and fitting(cores) < workers.count:  # workers do not span machines
-            cores -= 1
-    if fitting(cores) < workers.count or gpus * workers.count > have.get("GPU", 0):
-        raise UserError(
-            f"{name}: {workers.count} worker(s) with {cores} core(s) and {gpus} GPU(s) each do not "
-            f"fit into this cluster ({sum(nodes)} cores, {int(have.get('GPU', 0))} GPUs); "
-            "lower train.num_workers, cpus_per_worker or gpus_per_worker"
-        )
-    return cores, gpus
+    _task(_make_there, _options(work, place_of(work)), [work], board)
 
 
 def _group(work: NodeWork, workers: Workers, board: Any, make: Callable[[NodeWork], None]) -> None:
     from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    cores, gpus = placement(workers, work.name)
+    where = place_of(work)
+    cores, gpus = int(where.cpus), where.gpus
     # Ray's own record of the run is scratch: checkpoints are ours (stages/train/checkpoint.py)
     root = work.root
     scratch = f"work/ray/{work.node.fingerprint[:8]}-{time.time_ns()}"
@@ -288,6 +273,7 @@ def _group(work: NodeWork, workers: Workers, board: Any, make: Callable[[NodeWor
             num_workers=workers.count,
             use_gpu=gpus > 0,
             resources_per_worker={"CPU": cores} | ({"GPU": gpus} if gpus else {}),
+            label_selector=where.labels or None,  # type: ignore[call-arg]  # of Train's version 2
         ),
         run_config=RunConfig(
             name="train",

@@ -12,20 +12,33 @@ from typing import Any
 
 from pipeline.plan.graph import Node
 from pipeline.plan.plan import Plan
+from pipeline.run.placement import place
+from pipeline.run.pools import PoolSettings
 from pipeline.run.progress import Progress
 from pipeline.run.scheduler import run_ready
 from pipeline.run.stopping import asked_by_signals
 from pipeline.run.work import NodeWork, works_of
 from pipeline.store.leases import Lease, Leases
+from stages.builtin import BUILTIN
 from stages.errors import Stopped
+from stages.plugins import load_extensions
 from stages.text import clock
 
 
-def make(plan: Plan, wanted: list[Node], again: set[str], out: Callable[[str], None]) -> None:
+def make(
+    plan: Plan,
+    wanted: list[Node],
+    again: set[str],
+    out: Callable[[str], None],
+    pools: Mapping[str, PoolSettings],
+) -> None:
     """Makes nodes of a plan, within a Ray session.
 
     Args:
-        again: those that are forgotten first.
+        again: those that are forgotten first. pools: where stages run.
+
+    Raises:
+        UserError: as the stages do, and for a node that can never be placed, before any is made.
     """
     if not wanted:
         return
@@ -35,9 +48,15 @@ def make(plan: Plan, wanted: list[Node], again: set[str], out: Callable[[str], N
     from pipeline.run.hosts import check_plugins
 
     check_plugins(list(dict.fromkeys(p for one in plan.recipes.values() for p in one.plugins)))
+    known = {stage.kind for stage in load_extensions(BUILTIN, plan.recipe.plugins).stages}
+    for unknown in sorted({kind for pool in pools.values() for kind in pool.stages} - known):
+        out(f"warning: pools: no stage is called '{unknown}'; there are {', '.join(sorted(known))}")
+    for node in wanted:
+        if not node.stage.resources().in_driver:
+            place(node.stage, node.name, pools)
     board, progress = start_board(), Progress(out)
     with Leases(plan.store.root, out) as leases, asked_by_signals(out) as asked:
-        making = _Making(plan, wanted, again, board, progress, leases)
+        making = _Making(plan, wanted, again, pools, board, progress, leases)
 
         def ask() -> None:
             leases.stop_waiting()
@@ -52,11 +71,12 @@ class _Making:
         plan: Plan,
         wanted: list[Node],
         again: set[str],
+        pools: Mapping[str, PoolSettings],
         board: Any,
         progress: Progress,
         leases: Leases,
     ) -> None:
-        self._plan, self._again = plan, again
+        self._plan, self._again, self._pools = plan, again, pools
         self._board, self._progress, self._leases = board, progress, leases
         self._roots = {node.name: (node, _rows_root(node, plan.graph)) for node in wanted}
         for root in {root for _, root in self._roots.values()} - self._roots.keys():
@@ -95,7 +115,7 @@ class _Making:
             held: gets their leases, by node.
         """
         plan, progress = self._plan, self._progress
-        works = works_of(batch, plan.recipe.storage, plan.folders)
+        works = works_of(batch, plan.recipe.storage, plan.folders, self._pools)
         # all runs take them in one order, or two could wait for each other
         for name, work in sorted(works.items(), key=lambda one: one[1].folder):
             say, said = progress.of(name), partial(progress.said, name)

@@ -7,6 +7,7 @@ be, so work is spread over machines that an autoscaler has not started yet.
 
 from pydantic import Field, field_validator, model_validator
 
+from pipeline.recipe.document import Document
 from stages.settings import Settings
 
 LABEL = "sentray-pool"
@@ -45,6 +46,14 @@ class PoolSettings(Settings):
         {}, description="Stages that run here, by kind (embed, train, ...), and their processes."
     )
 
+    def node_labels(self, name: str) -> dict[str, str]:
+        """Labels of its Ray nodes.
+
+        Args:
+            name: the pool's.
+        """
+        return self.labels or {LABEL: name}
+
     @model_validator(mode="after")
     def _fits(self) -> "PoolSettings":
         fewest, most = self.nodes
@@ -57,3 +66,30 @@ class PoolSettings(Settings):
                     f"({self.cpus} cores, {self.gpus} GPUs)"
                 )
         return self
+
+
+class PoolsFile(Settings):
+    """A file with nothing but pools, by name: `sentray run ... --pools FILE`."""
+
+    pools: dict[str, PoolSettings] = Field({}, description="Kinds of machines, by name.")
+
+    @field_validator("pools")
+    @classmethod
+    def _one_pool_for_a_stage(cls, pools: dict[str, PoolSettings]) -> dict[str, PoolSettings]:
+        return checked_pools(pools)
+
+
+def checked_pools(pools: dict[str, PoolSettings]) -> dict[str, PoolSettings]:
+    """Raises ValueError where two pools want the same stage."""
+    owners: dict[str, str] = {}
+    for name, pool in pools.items():
+        for stage in pool.stages:
+            if stage in owners:
+                raise ValueError(f"'{stage}' is in two pools, {owners[stage]} and {name}")
+            owners[stage] = name
+    return pools
+
+
+def read_pools(file: str | None) -> dict[str, PoolSettings]:
+    """The pools of a file, or none; raises UserError as recipes do."""
+    return Document(file, what="pools").read(PoolsFile).pools if file is not None else {}

@@ -6,12 +6,14 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from pipeline.plan.graph import Node
 from pipeline.plan.plan import Plan, make_plan
 from pipeline.recipe.read import dump_recipe
 from pipeline.report.figures import Results, collect
 from pipeline.run.making import make
+from pipeline.run.pools import PoolSettings
 from pipeline.store.artifacts import Artifact
 from pipeline.store.history import start_record
 from stages.errors import UserError
@@ -26,6 +28,7 @@ def run(
     start: str | None = None,
     only: str | None = None,
     force: list[str] | None = None,
+    pools: Mapping[str, PoolSettings] = MappingProxyType({}),
     out: Out = lambda line: print(line, flush=True),
 ) -> bool:
     """Brings the recipe's artifacts up to date.
@@ -34,6 +37,7 @@ def run(
         start: `--from`: this node and everything that depends on it is made again.
         only: `--only`: nothing but this node.
         force: `--force`: these nodes are made again.
+        pools: where stages run; none: on any machine.
 
     Returns:
         whether anything was to do.
@@ -60,7 +64,7 @@ def run(
     from pipeline.run.session import ray_session
 
     with ray_session(address):
-        make(plan, wanted, again, out)
+        make(plan, wanted, again, out, pools)
     finish(plan, record)
     return True
 
@@ -128,7 +132,9 @@ def check_nodes(nodes: Iterable[Node]) -> None:
         node.stage.check()
 
 
-def make_needed(recipe: Recipe, names: Iterable[str], out: Out) -> None:
+def make_needed(
+    recipe: Recipe, names: Iterable[str], out: Out, pools: Mapping[str, PoolSettings]
+) -> None:
     """Makes these nodes and what they need, where it is missing, within a Ray session."""
     plan = make_plan(recipe)
     needed = set(names)
@@ -137,7 +143,7 @@ def make_needed(recipe: Recipe, names: Iterable[str], out: Out) -> None:
             needed.update(planned.node.inputs.values())
     wanted = [one.node for one in plan.nodes.values() if one.node.name in needed and not one.done]
     check_undamaged(plan, wanted, set())
-    make(plan, wanted, set(), out)
+    make(plan, wanted, set(), out, pools)
 
 
 def record_start(plan: Plan) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.plan.graph import Node
+from pipeline.run.pools import PoolSettings
 from pipeline.store.artifacts import Artifact, ArtifactStore, ShardRecord, new_manifest
 from stages.contract import Say, Shard
 from stages.files import Root
@@ -32,6 +33,7 @@ class NodeWork:
     inputs: folders of the artifacts it reads, by what its stage calls them.
     tell: takes progress. stopping: whether the run is to end.
     secrets: values of the environment variables that its stage names.
+    pools: where stages run (pipeline/run/placement.py).
     attempt: eight digits that no other attempt to make it has; "" where nobody else can.
     """
 
@@ -43,6 +45,7 @@ class NodeWork:
     tell: Say = silent
     stopping: Callable[[], bool] = never
     attempt: str = ""
+    pools: Mapping[str, PoolSettings] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -142,7 +145,10 @@ class NodeWork:
 
 
 def works_of(
-    nodes: Sequence[Node], storage: str, folders: Mapping[str, str]
+    nodes: Sequence[Node],
+    storage: str,
+    folders: Mapping[str, str],
+    pools: Mapping[str, PoolSettings],
 ) -> dict[str, NodeWork]:
     """The work of each node, by name.
 
@@ -155,6 +161,7 @@ def works_of(
             storage,
             folders[node.name],
             {own: folders[name] for own, name in node.inputs.items()},
+            pools=pools,
         )
         for node in nodes
     }

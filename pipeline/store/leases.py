@@ -93,6 +93,7 @@ class Leases:
         self._end = threading.Event()
         self._stop = threading.Event()
         self._without = False
+        self._now = time.monotonic
 
     def __enter__(self) -> "Leases":
         threading.Thread(target=self._beat, daemon=True).start()
@@ -129,7 +130,7 @@ class Leases:
             if self._stop.is_set():
                 raise Stopped
             number, raw = self._newest(folder)
-            now = time.monotonic()
+            now = self._now()
             if seen is None or seen[0] != raw:
                 seen = raw, now
             holder = _read(raw)

@@ -60,9 +60,23 @@ class Nodes:
         self._start(1, ["--head", "--port=6379", "--dashboard-host=0.0.0.0"], num_cpus, environment)
         self._wait_for_dashboard()
 
-    def start_worker(self, number: int, num_cpus: int = 1, **environment: str) -> None:
-        """Adds node `number`, from 2 on, and waits until the cluster knows it."""
-        self._start(number, [f"--address={NETWORK}.1:6379"], num_cpus, environment)
+    def start_worker(
+        self,
+        number: int,
+        num_cpus: int = 1,
+        options: Sequence[str] = (),
+        small: Path | None = None,
+        **environment: str,
+    ) -> None:
+        """Adds node `number`, from 2 on, and waits until the cluster knows it.
+
+        Args:
+            small: its folder for temporary files, on a disk of a megabyte.
+        """
+        if small is not None:
+            environment["TMPDIR"] = str(small)
+        join = [f"--address={NETWORK}.1:6379", *options]
+        self._start(number, join, num_cpus, environment, small)
         wait_until(lambda: f"{NETWORK}.{number}" in self.alive())
 
     def kill(self, number: int) -> None:
@@ -101,7 +115,12 @@ class Nodes:
         return f"sentray-{number}"
 
     def _start(
-        self, number: int, options: list[str], num_cpus: int, environment: dict[str, str]
+        self,
+        number: int,
+        options: list[str],
+        num_cpus: int,
+        environment: dict[str, str],
+        small: Path | None = None,
     ) -> None:
         name, address = self._name(number), f"{NETWORK}.{number}"
         _ip("netns", "del", name, check=False)
@@ -120,6 +139,8 @@ class Nodes:
         for place in self._private:
             place.mkdir(parents=True, exist_ok=True)
         mounts = "; ".join(f"mount -t tmpfs tmpfs {place}" for place in self._private)
+        if small is not None:
+            mounts += f"; mount -t tmpfs -o size=1m tmpfs {small}"
         ray = Path(sys.executable).with_name("ray")
         command = [
             str(ray), "start", "--block", f"--node-ip-address={address}", f"--num-cpus={num_cpus}",
