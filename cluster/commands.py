@@ -118,6 +118,7 @@ def _server(cluster: "ClusterSettings") -> "JobServer":
 
 def _follow(server: "JobServer", job_id: str) -> int:
     from cluster.jobs import describe, follow
+    from cluster.server import about
 
     try:
         job = follow(server, job_id, _write)
@@ -125,6 +126,7 @@ def _follow(server: "JobServer", job_id: str) -> int:
         print(f"\nsentray: {job_id} goes on; `sentray jobs logs {job_id}` follows it again")
         return 130
     if job.status == "SUCCEEDED":
+        print(f"\n`sentray pull {about(job)['recipe']}` fetches what it made")
         return 0
     print(f"sentray: {describe(job)}", file=sys.stderr)
     return job.driver_exit_code or 1

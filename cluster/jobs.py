@@ -209,4 +209,5 @@ def since(job: JobDetails) -> str:
         return "not started yet"
     started = time.strftime("%Y-%m-%d %H:%M", time.localtime(job.start_time / 1000))
     end = job.end_time / 1000 if job.end_time else time.time()
-    return f"since {started}, {clock(end - job.start_time / 1000)}"
+    took = "took" if job.end_time else "for"
+    return f"started {started}, {took} {clock(end - job.start_time / 1000)}"

@@ -5,6 +5,7 @@ token, time limits, and messages that say what to do.
 """
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -21,6 +22,11 @@ from stages.errors import UserError
 REQUEST_SECONDS = 60.0
 # Ray lets these take the place of the address that is asked for.
 ADDRESS_VARIABLES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
+
+
+# Ray's client tells of every upload and every closed connection.
+for _module in ("dashboard_sdk", "job.sdk"):
+    logging.getLogger(f"ray.dashboard.modules.{_module}").setLevel(logging.WARNING)
 
 
 class Unreachable(UserError):

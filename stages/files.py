@@ -54,6 +54,11 @@ class Root:
     def path(self, name: str) -> str:
         return f"{self.base}/{name}"
 
+    def shown(self, name: str) -> str:
+        """Where `name` is, for people: a path, or an address without its options."""
+        scheme = "" if self.is_local else f"{self.uri.partition('://')[0]}://"
+        return f"{scheme}{self.path(name)}"
+
     def local_path(self, name: str) -> Path | None:
         """The real path of `name` when the root is local, for memory mapping; else None."""
         return Path(self.path(name)) if self.is_local else None

@@ -1,6 +1,7 @@
 """Shared by all tests: tiny models made here, real data when it is there, one Ray cluster."""
 
 import json
+import logging
 import os
 import shutil
 import sys
@@ -143,6 +144,8 @@ def bucket() -> Iterator[str]:
     """Address of a folder in a bucket of an S3 server on loopback: `bucket.format("folder")`."""
     import boto3
     from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line for each request
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()

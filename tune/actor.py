@@ -15,7 +15,7 @@ from ray.tune import Trainable
 
 from pipeline.plan.graph import build_graph
 from pipeline.recipe.read import read_recipe
-from pipeline.run.hosts import use_assigned_cores
+from pipeline.run.placement import use_assigned_cores
 from stages.errors import StorageError, UserError
 from stages.files import Root
 from stages.train.stage import Train

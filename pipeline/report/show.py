@@ -109,6 +109,6 @@ def show_result(recipe: Recipe) -> str:
         lines.append(f"student: {link}  (SentenceTransformer loads this folder)")
     record = newest_record(store.root, recipe.name, plan.folders)
     if record is not None:
-        lines.append(f"report:  {store.root.path(record)}/report.html")
-        lines.append(f"as JSON: {store.root.path(record)}/results.json")
+        lines.append(f"report:  {store.root.shown(record)}/report.html")
+        lines.append(f"as JSON: {store.root.shown(record)}/results.json")
     return "\n".join(lines)

@@ -6,10 +6,8 @@ checkpoints, so a worker that dies costs its open shard, or the steps since its 
 """
 
 import errno
-import logging
 import os
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,12 +16,12 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.run.board import poster, stop_of
-from pipeline.run.placement import Place, place
+from pipeline.run.placement import Place, place_of, use_assigned_cores
+from pipeline.run.rows import make_rows
 from pipeline.run.work import NodeWork
-from stages.contract import RowWise, Say, Shard, Workers
-from stages.errors import Stopped, UserError
+from stages.contract import RowWise, Say, Workers
+from stages.errors import UserError
 from stages.plugins import plugin_version
-from stages.text import clock
 
 
 def make_nodes(works: Sequence[NodeWork], board: Any, say: Callable[[str], Say]) -> None:
@@ -41,7 +39,7 @@ def make_nodes(works: Sequence[NodeWork], board: Any, say: Callable[[str], Say])
     works = [replace(work, secrets=secrets) for work in works]
     if isinstance(stage, RowWise):
         for work in works:
-            _make_rows(work, stage, say(work.name), board)
+            make_rows(work, stage, say(work.name), board)
             stage.finish(replace(work, tell=say(work.name)))
     elif resources.in_driver:
         _make_here([replace(work, tell=say(work.name)) for work in works])
@@ -115,11 +113,6 @@ def _make_alone(work: NodeWork) -> None:
     _make_here([work])
 
 
-def place_of(work: NodeWork) -> Place:
-    """Where the work's processes run; raises UserError where not one can."""
-    return place(work.node.stage, work.name, work.pools)
-
-
 def _options(work: NodeWork, where: Place) -> dict[str, Any]:
     """Options of a Ray task that makes a node."""
     return {
@@ -146,104 +139,6 @@ def _task(
                 "set TMPDIR to a larger place, and run again to continue."
             ) from None
         raise
-
-
-def use_assigned_cores() -> None:
-    """As many torch threads as Ray gave this process cores, and no GPU that it did not give."""
-    if not ray.get_gpu_ids():
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # read when torch first asks for a GPU
-    import torch
-
-    cores = ray.get_runtime_context().get_assigned_resources().get("CPU", 1)
-    torch.set_num_threads(max(1, int(cores)))
-
-
-# What a shard that nobody began says instead of an error.
-STOPPED = "stopped"
-
-
-class ShardActor:
-    """Ray Data's view of a pass: rows of shard numbers in, the same with row counts out.
-
-    A user error travels as data: Ray Data would otherwise retry it or wrap it beyond reading.
-    """
-
-    def __init__(
-        self,
-        work: NodeWork,
-        open_pass: Callable[[NodeWork], Callable[[int], Shard | None]],
-        board: Any,
-    ) -> None:
-        use_assigned_cores()
-        self._work = replace(work, stopping=stop_of(board))
-        self._open = open_pass
-        self._make: Callable[[int], Shard | None] | None = None
-
-    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        if row.get("error"):  # of the pass before
-            return row
-        number, rows = int(row["shard"]), 0
-        try:
-            if self._work.stopping():
-                raise Stopped
-            if self._make is None:
-                self._make = self._open(self._work)
-            shard = self._make(number)
-            if shard is not None:
-                self._work.put_shard(number, shard)
-                rows = shard.num_rows
-            return {"shard": number, "rows": rows, "error": ""}
-        except Stopped:
-            return {"shard": number, "rows": 0, "error": STOPPED}
-        except UserError as error:
-            return {"shard": number, "rows": 0, "error": str(error)}
-
-
-def _make_rows(work: NodeWork, stage: RowWise, say: Say, board: Any) -> None:
-    """Makes the missing shards: each goes through the passes, one actor pool for each."""
-    from ray.data import ActorPoolStrategy, DataContext
-
-    todo, total = work.missing_shards(), len(work.expected_rows())
-    if not todo:
-        return
-    passes = stage.passes()
-    logging.getLogger("ray.data").setLevel(logging.ERROR)  # our own lines say how far it is
-    DataContext.get_current().enable_progress_bars = False
-    where = place_of(work)
-    most = min(len(todo), where.slots)
-    share = 1.0 if where.slots >= len(passes) else 1 / len(passes)  # all must fit at once
-    results: Any = ray.data.from_items(
-        [{"shard": number} for number in todo], override_num_blocks=len(todo)
-    )
-    # no other way to say this exists in Ray 2.60; pyproject.toml stays below 2.64
-    warnings.filterwarnings("ignore", message="`ray_remote_args_fn` is deprecated")
-    retries = work.node.retries
-    for open_pass in passes:
-        results = results.map(
-            ShardActor,
-            fn_constructor_args=(work, open_pass, board),
-            compute=ActorPoolStrategy(min_size=1, max_size=most, initial_size=1),
-            num_cpus=where.cpus * share,
-            num_gpus=where.gpus * share,
-            label_selector=where.labels,
-            ray_remote_args_fn=lambda: dict.fromkeys(("max_restarts", "max_task_retries"), retries),
-        )
-    started = time.monotonic()
-    rows, stopped = 0, False
-    for made, result in enumerate(results.iter_rows(), start=1):
-        if result["error"] == STOPPED:
-            stopped = True
-            continue
-        if result["error"]:
-            raise UserError(result["error"])
-        rows += result["rows"]
-        seconds = time.monotonic() - started
-        say(
-            f"{total - len(todo) + made}/{total} shards  {rows:,} rows  "
-            f"{rows / seconds:,.0f} rows/s  ETA {clock((len(todo) - made) * seconds / made)}"
-        )
-    if stopped:
-        raise Stopped
 
 
 def make_on_workers(

@@ -1,9 +1,11 @@
 """Which machines make a stage, what one process takes there, and how many of them fit at once."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pipeline.run.pools import PoolSettings, ProcessSettings
+from pipeline.run.work import NodeWork
 from stages.contract import Stage, Workers
 from stages.errors import UserError
 
@@ -118,3 +120,20 @@ def machines_for(stage: Stage, name: str, pools: Mapping[str, PoolSettings]) -> 
 
 def _size(node: Mapping[str, Mapping[str, float]]) -> tuple[float, float]:
     return node["Resources"].get("CPU", 0.0), node["Resources"].get("GPU", 0.0)
+
+
+def place_of(work: NodeWork) -> Place:
+    """Where the work's processes run; raises UserError where not one can."""
+    return place(work.node.stage, work.name, work.pools)
+
+
+def use_assigned_cores() -> None:
+    """As many torch threads as Ray gave this process cores, and no GPU that it did not give."""
+    import ray
+
+    if not ray.get_gpu_ids():
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # read when torch first asks for a GPU
+    import torch
+
+    cores = ray.get_runtime_context().get_assigned_resources().get("CPU", 1)
+    torch.set_num_threads(max(1, int(cores)))

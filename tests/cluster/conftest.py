@@ -1,5 +1,6 @@
 """Clusters as files, and a real one: a head with a job server and a token, an S3 server."""
 
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -7,17 +8,21 @@ from typing import Any
 import pytest
 import yaml
 
+from pipeline.cli import main
 from tests.support.nodes import HERE, Nodes, need_namespaces
 
 
 @pytest.fixture
 def cluster_file(tmp_path: Path) -> Callable[..., str]:
-    """Writes clusters/lab.yaml of the test's folder; returns its path."""
+    """Writes or changes clusters/lab.yaml of the test's folder; returns its path."""
 
     def write(**settings: Any) -> str:
         (tmp_path / "clusters").mkdir(exist_ok=True)
         file = tmp_path / "clusters" / "lab.yaml"
-        whole = {"address": "http://127.0.0.1:8265", "storage": "s3://bucket/lab"} | settings
+        whole = {"address": "http://127.0.0.1:8265", "storage": "s3://bucket/lab"}
+        if file.exists():
+            whole = yaml.safe_load(file.read_text())
+        whole |= settings
         file.write_text(yaml.safe_dump(whole))
         return str(file)
 
@@ -42,6 +47,8 @@ def s3(nodes: Nodes) -> Iterator[str]:
     import boto3
     from moto.server import ThreadedMotoServer
 
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line for each request
+
     server = ThreadedMotoServer(ip_address=HERE, port=0, verbose=False)
     server.start()
     _, port = server.get_host_and_port()
@@ -49,3 +56,29 @@ def s3(nodes: Nodes) -> Iterator[str]:
     client.create_bucket(Bucket="bucket")
     yield f"s3://bucket/{{}}?scheme=http&endpoint_override={HERE}:{port}&region=us-east-1"
     server.stop()
+
+
+@pytest.fixture
+def lab(
+    nodes: Nodes,
+    s3: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cluster_file: Callable[..., str],
+    capfd: pytest.CaptureFixture[str],
+) -> Callable[..., str]:
+    """`sentray` on a laptop, in a folder with a file about the cluster; returns what it prints."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LAB_TOKEN", nodes.token)
+    cluster_file(
+        address=nodes.dashboard, storage=s3.format(tmp_path.name), token_variable="LAB_TOKEN",
+        pass_variables=["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"],
+    )  # fmt: skip
+
+    def command(*arguments: object, code: int = 0) -> str:
+        found = main([str(argument) for argument in arguments])
+        out, err = capfd.readouterr()
+        assert found == code, out + err
+        return out + err
+
+    return command

@@ -8,38 +8,12 @@ import signal
 import subprocess
 import sys
 
-import pytest
 import yaml
 
 from cluster.jobs import follow
 from cluster.server import JobServer
 from cluster.settings import load_cluster
-from pipeline.cli import main
-from tests.support.command import wait_until
 from tests.support.recipes import setting
-
-
-@pytest.fixture
-def lab(nodes, s3, tmp_path, monkeypatch, cluster_file):
-    """`sentray` on a laptop whose folder has a file about the cluster; returns what it prints."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("LAB_TOKEN", nodes.token)
-    file = cluster_file(
-        address=nodes.dashboard, storage=s3.format(tmp_path.name), token_variable="LAB_TOKEN",
-        pass_variables=["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"],
-    )  # fmt: skip
-    assert load_cluster(file)
-
-
-@pytest.fixture
-def sentray(lab, capfd):
-    def command(*arguments, code=0):
-        found = main([str(argument) for argument in arguments])
-        out, err = capfd.readouterr()
-        assert found == code, out + err
-        return out + err
-
-    return command
 
 
 def small(tiny_recipe, *overrides):
@@ -55,66 +29,66 @@ def made(out):
     return {line.split()[1] for line in out.splitlines() if line.endswith(" started")}
 
 
-def test_a_recipe_submitted_followed_and_pulled(sentray, tiny_recipe, tmp_path):
-    out = sentray("submit", small(tiny_recipe), "--cluster", "lab")
+def test_a_recipe_submitted_followed_and_pulled(lab, tiny_recipe, tmp_path):
+    out = lab("submit", small(tiny_recipe), "--cluster", "lab")
     assert "submitted tiny-" in out
     assert {"sentences", "embed:t", "train", "export"} <= made(out)
     assert "student after" in out
     job = out.partition("submitted ")[2].split()[0]
 
-    out = sentray("submit", "recipe.yaml", "--cluster", "lab")
+    out = lab("submit", "recipe.yaml", "--cluster", "lab")
     assert f"submitted {job}-2, which goes on after {job}" in out
     assert "nothing to do" in out
     assert not made(out)
 
-    out = sentray("submit", "--cluster=lab", "recipe.yaml", "run", "--set", "train.seed=7")
+    out = lab("submit", "--cluster=lab", "recipe.yaml", "run", "--set", "train.seed=7")
     assert made(out) == {"train", "export", "evaluate:after:size"}
 
-    out = sentray("jobs", "list", "--cluster", "lab")
+    out = lab("jobs", "list", "--cluster", "lab")
     assert f"{job}-2" in out
     assert "succeeded" in out
-    assert sentray("jobs", "status", job, "--cluster", "lab").startswith(f"{job}: succeeded")
-    out = sentray("jobs", "logs", job, "--cluster", "lab")
+    assert lab("jobs", "status", job, "--cluster", "lab").startswith(f"{job}: succeeded")
+    out = lab("jobs", "logs", job, "--cluster", "lab")
     assert out.count("train             started") == 1
-    assert sentray("jobs", "stop", job, "--cluster", "lab", code=2).startswith(
+    assert lab("jobs", "stop", job, "--cluster", "lab", code=2).startswith(
         f"sentray: {job} has ended already: succeeded"
     )
 
-    out = sentray("pull", "tiny", "--cluster", "lab")
+    out = lab("pull", "tiny", "--cluster", "lab")
     assert "student after" in out
     assert (tmp_path / "pulled/tiny/report.html").is_file()
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(str(tmp_path / "pulled/tiny/student"))
     assert model.encode("A cat sleeps.").shape == (32,)
-    sentray("pull", "tiny", "--cluster", "lab")
-    out = sentray("pull", "tinny", "--cluster", "lab", code=2)
+    lab("pull", "tiny", "--cluster", "lab")
+    out = lab("pull", "tinny", "--cluster", "lab", code=2)
     assert "recipes run there: tiny" in out
 
 
-def test_errors_of_a_job_are_those_of_the_command(sentray, tiny_recipe):
+def test_errors_of_a_job_are_those_of_the_command(lab, tiny_recipe):
     """The recipe names a file that is taken to be on the cluster, and is not."""
     file = small(tiny_recipe, "sentences.path=/mnt/nowhere/all.txt")
-    out = sentray("submit", file, "--cluster", "lab", code=2)
+    out = lab("submit", file, "--cluster", "lab", code=2)
     assert "on the cluster: sentences.path /mnt/nowhere/all.txt" in out
     assert "sentray: sentences.path: there is no file or folder /mnt/nowhere/all.txt" in out
     assert "Traceback" not in out
 
 
-def test_what_is_wrong_here_is_said_here(sentray, tiny_recipe, monkeypatch, cluster_file, nodes):
+def test_what_is_wrong_here_is_said_here(lab, tiny_recipe, monkeypatch, cluster_file, nodes):
     file = small(tiny_recipe)
     monkeypatch.setenv("LAB_TOKEN", "wrong")
-    assert "this token is not" in sentray("submit", file, "--cluster", "lab", code=2)
+    assert "this token is not" in lab("submit", file, "--cluster", "lab", code=2)
     monkeypatch.delenv("LAB_TOKEN")
-    assert "LAB_TOKEN is not set" in sentray("jobs", "list", "--cluster", "lab", code=2)
+    assert "LAB_TOKEN is not set" in lab("jobs", "list", "--cluster", "lab", code=2)
     cluster_file(address=nodes.dashboard, pass_variables=["NOT_SET_HERE"])
-    out = sentray("submit", file, "--cluster", "lab", code=2)
+    out = lab("submit", file, "--cluster", "lab", code=2)
     assert "not set here: NOT_SET_HERE" in out
-    out = sentray("submit", file, "--address", nodes.dashboard, code=2)
+    out = lab("submit", file, "--address", nodes.dashboard, code=2)
     assert "--address needs --storage" in out
 
 
-def test_a_job_that_is_stopped_saves_its_checkpoint_first(sentray, tiny_recipe, s3, tmp_path):
+def test_a_job_that_is_stopped_saves_its_checkpoint_first(lab, tiny_recipe, s3, tmp_path):
     """Followed from here in a process that is frozen in between, as in a laptop that is closed."""
     from stages.files import Root
 
@@ -136,9 +110,9 @@ def test_a_job_that_is_stopped_saves_its_checkpoint_first(sentray, tiny_recipe, 
     until("train             step")
     job = next(line.split()[1] for line in lines if line.startswith("submitted"))
     process.send_signal(signal.SIGSTOP)
-    out = sentray("submit", file, "--cluster", "lab", "--detach")
+    out = lab("submit", file, "--cluster", "lab", "--detach")
     assert f"{job} is running already" in out
-    out = sentray("jobs", "stop", "tiny", "--cluster", "lab")
+    out = lab("jobs", "stop", "tiny", "--cluster", "lab")
     assert "submit it again to go on" in out
     process.send_signal(signal.SIGCONT)
     rest, _ = process.communicate(timeout=120)
@@ -148,10 +122,10 @@ def test_a_job_that_is_stopped_saves_its_checkpoint_first(sentray, tiny_recipe, 
     assert [name for name in root.list(f"work/train/{work}") if name.startswith("step-")]
 
 
-def test_following_goes_on_after_a_lost_connection(sentray, tiny_recipe, nodes, s3, tmp_path):
+def test_following_goes_on_after_a_lost_connection(lab, tiny_recipe, nodes, s3, tmp_path):
     """The connection is cut twice; every line of the log is printed once."""
     server = JobServer(load_cluster("lab"))
-    out = sentray("submit", small(tiny_recipe), "--cluster", "lab", "--detach")
+    out = lab("submit", small(tiny_recipe), "--cluster", "lab", "--detach")
     job = out.partition("submitted ")[2].split()[0]
     text, cuts = [], []
 
@@ -166,4 +140,3 @@ def test_following_goes_on_after_a_lost_connection(sentray, tiny_recipe, nodes, 
     follow(server, job, text.append)
     whole = "".join(part for part in text if not part.startswith("(connection lost"))
     assert whole == server.get_job_logs(job)
-    wait_until(lambda: True)

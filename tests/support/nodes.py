@@ -108,6 +108,18 @@ class Nodes:
         summary = found["data"]["summary"]
         return {one["ip"] for one in summary if one["raylet"].get("state") == "ALIVE"}
 
+    def titles(self, number: int) -> list[str]:
+        """What the processes of a node call themselves: `ray::...` for those that work."""
+        pids = _ip("netns", "pids", self._name(number), check=False).stdout.split()
+        found = []
+        for pid in pids:
+            try:
+                raw = Path(f"/proc/{pid}/cmdline").read_bytes()
+            except OSError:
+                continue
+            found.append(raw.replace(b"\0", b" ").decode(errors="replace").strip())
+        return found
+
     def log(self, number: int) -> str:
         return (self.folder / f"{self._name(number)}.log").read_text(errors="replace")
 

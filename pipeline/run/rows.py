@@ -1,0 +1,135 @@
+"""Row-wise stages on Ray Data: actor pools over shard numbers. The ledger of shards is ours."""
+
+import logging
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import ray
+
+from pipeline.run.board import stop_of
+from pipeline.run.placement import place_of, use_assigned_cores
+from pipeline.run.work import NodeWork
+from stages.contract import RowWise, Say, Shard
+from stages.errors import Stopped, UserError
+from stages.text import clock
+
+# Ray's own failures, not the user's code's.
+LOST = (
+    ray.exceptions.RayActorError,
+    ray.exceptions.WorkerCrashedError,
+    ray.exceptions.NodeDiedError,
+    ray.exceptions.ObjectLostError,
+    ray.exceptions.RaySystemError,
+)
+# What a shard that nobody began says instead of an error.
+STOPPED = "stopped"
+
+
+class ShardActor:
+    """Ray Data's view of a pass: rows of shard numbers in, the same with row counts out.
+
+    A user error travels as data: Ray Data would otherwise retry it or wrap it beyond reading.
+    """
+
+    def __init__(
+        self,
+        work: NodeWork,
+        open_pass: Callable[[NodeWork], Callable[[int], Shard | None]],
+        board: Any,
+    ) -> None:
+        use_assigned_cores()
+        self._work = replace(work, stopping=stop_of(board))
+        self._open = open_pass
+        self._make: Callable[[int], Shard | None] | None = None
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        if row.get("error"):  # of the pass before
+            return row
+        number, rows = int(row["shard"]), 0
+        try:
+            if self._work.stopping():
+                raise Stopped
+            if self._make is None:
+                self._make = self._open(self._work)
+            shard = self._make(number)
+            if shard is not None:
+                self._work.put_shard(number, shard)
+                rows = shard.num_rows
+            return {"shard": number, "rows": rows, "error": ""}
+        except Stopped:
+            return {"shard": number, "rows": 0, "error": STOPPED}
+        except UserError as error:
+            return {"shard": number, "rows": 0, "error": str(error)}
+
+
+def make_rows(work: NodeWork, stage: RowWise, say: Say, board: Any) -> None:
+    """Makes the missing shards.
+
+    A machine that is lost may end all of Ray Data's work (its actors are "unavailable", for which
+    Ray has no retry). Then what is missing is begun again; losses without a shard between them
+    count against `train.max_failures`.
+    """
+    losses, missing = 0, work.missing_shards()
+    while missing:
+        try:
+            _make_missing(missing, work, stage, say, board)
+        except LOST as error:
+            before, missing = missing, work.missing_shards()
+            losses = losses + 1 if len(missing) == len(before) else 1
+            if losses > work.node.retries:
+                raise
+            lines = str(error).splitlines() or [type(error).__name__]
+            say(f"a machine or process was lost ({lines[0][:120]}); goes on", important=True)
+        else:
+            return
+
+
+def _make_missing(
+    todo: Sequence[int], work: NodeWork, stage: RowWise, say: Say, board: Any
+) -> None:
+    """Makes these shards: each goes through the passes, one actor pool for each."""
+    from ray.data import ActorPoolStrategy, DataContext
+
+    total = len(work.expected_rows())
+    passes = stage.passes()
+    logging.getLogger("ray.data").setLevel(logging.ERROR)  # our own lines say how far it is
+    DataContext.get_current().enable_progress_bars = False
+    where = place_of(work)
+    # Ray Data gives it no more than there is; machines that join later are used so
+    most = min(len(todo), where.slots) if where.labels else len(todo)
+    share = 1.0 if where.slots >= len(passes) else 1 / len(passes)  # all must fit at once
+    results: Any = ray.data.from_items(
+        [{"shard": number} for number in todo], override_num_blocks=len(todo)
+    )
+    # no other way to say this exists in Ray 2.60; pyproject.toml stays below 2.64
+    warnings.filterwarnings("ignore", message="`ray_remote_args_fn` is deprecated")
+    retries = work.node.retries
+    for open_pass in passes:
+        results = results.map(
+            ShardActor,
+            fn_constructor_args=(work, open_pass, board),
+            compute=ActorPoolStrategy(min_size=1, max_size=most, initial_size=1),
+            num_cpus=where.cpus * share,
+            num_gpus=where.gpus * share,
+            label_selector=where.labels,
+            ray_remote_args_fn=lambda: dict.fromkeys(("max_restarts", "max_task_retries"), retries),
+        )
+    started = time.monotonic()
+    rows, stopped = 0, False
+    for made, result in enumerate(results.iter_rows(), start=1):
+        if result["error"] == STOPPED:
+            stopped = True
+            continue
+        if result["error"]:
+            raise UserError(result["error"])
+        rows += result["rows"]
+        seconds = time.monotonic() - started
+        say(
+            f"{total - len(todo) + made}/{total} shards  {rows:,} rows  "
+            f"{rows / seconds:,.0f} rows/s  ETA {clock((len(todo) - made) * seconds / made)}"
+        )
+    if stopped:
+        raise Stopped

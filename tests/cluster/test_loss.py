@@ -1,0 +1,221 @@
+"""Machines that are lost, and one that comes late: the job ends as if nothing had happened."""
+
+import json
+import os
+import signal
+
+import pytest
+import yaml
+
+from cluster.server import JobServer
+from cluster.settings import load_cluster
+from stages.files import Root
+from tests.support.command import wait_until
+from tests.support.models import make_sentences
+from tests.support.recipes import setting
+
+pytestmark = pytest.mark.thorough
+
+NUM_SHARDS = 60
+
+
+@pytest.fixture
+def root(s3, tmp_path):
+    return Root(s3.format(tmp_path.name))
+
+
+@pytest.fixture
+def recipe(lab, tiny_recipe, tmp_path):
+    """Many shards and steps, so that a kill finds work half done; written as recipe.yaml."""
+    text, pairs = tmp_path / "many.txt", tmp_path / "pairs.tsv"
+    sentences = make_sentences(64 * NUM_SHARDS)
+    text.write_text("\n".join(sentences) + "\n")
+    pairs.write_text("sentence1\tsentence2\n" + "".join(f"{one}\tSo {one}\n" for one in sentences))
+
+    def write(*overrides):
+        whole = tiny_recipe(
+            f"sentences.path={text}", "sentences.rows_per_shard=64", "train.max_steps=60",
+            "train.checkpoint_every_steps=5", "evaluate.speed=false",
+            "ranks={corpus_size: 500, dimensions: 32}", "teachers.0.similarity=ranks", *overrides,
+        )  # fmt: skip
+        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(whole))
+        return whole
+
+    return write
+
+
+def submitted(lab, *arguments):
+    out = lab("submit", "recipe.yaml", "--cluster", "lab", "--detach", *arguments)
+    return out.partition("submitted ")[2].split()[0]
+
+
+def contents(root):
+    """What every artifact holds, by its folder: digests of its files."""
+    found = {}
+    for kind in ("sentences", "embed", "tokens", "corpus", "ranks", "train"):
+        for folder in root.list(kind):
+            raw = json.loads(root.read(f"{kind}/{folder}/manifest.json"))
+            files = [file for shard in raw["shards"] for file in shard["files"].values()]
+            found[f"{kind}/{folder}"] = sorted(
+                file["sha256"] for file in [*files, *raw["files"].values()]
+                if "metrics" not in file["path"]
+            )  # fmt: skip
+    return found
+
+
+def records(root, kind):
+    """Finished shards of a kind of artifact, and when each was written."""
+    from pyarrow import fs
+
+    found = root.fs.get_file_info(
+        fs.FileSelector(root.path(kind), recursive=True, allow_not_found=True)
+    )
+    return {i.path: i.mtime_ns for i in found if i.path.endswith(".json") and "/shards/" in i.path}
+
+
+KINDS = ("sentences", "embed", "tokens", "corpus", "ranks", "pairs", "train", "evaluate", "export")
+STAGES = (
+    "embed:t", "perturb:p", "tokens", "corpus:t", "ranks:t", "train", "corpus:after",
+    "evaluate:after",
+)  # fmt: skip
+WORKER = ("--labels=sentray-pool=work",)
+
+
+def test_a_machine_lost_in_every_stage(lab, nodes, root, recipe, sentray, tmp_path, cluster_file):
+    """Two machines work. One that is at it goes, another comes for the next stage. What was
+    finished is not made again."""
+    pool = {"cpus": 1, "nodes": [2, 2], "stages": {kind: {} for kind in KINDS}}
+    cluster_file(pools={"work": pool})
+    pairs = setting("perturb", [{"name": "p", "pairs": {"path": str(tmp_path / "pairs.tsv")}}])
+    whole = recipe(pairs)
+    machines = [2, 3]
+    for number in machines:
+        nodes.start_worker(number, options=WORKER)
+    server = JobServer(load_cluster("lab"))
+    lab("submit", "recipe.yaml", "--cluster", "lab", "run", "--only", "sentences")
+    again = {}
+    for stage in STAGES:
+        kind = stage.partition(":")[0]
+        job = submitted(lab, "run", "--only", stage)
+
+        def at_work(job=job, kind=kind):
+            assert not server.job(job).status.is_terminal(), server.get_job_logs(job)
+            begun = kind not in ("embed", "tokens", "ranks") or len(records(root, kind)) > 3
+            working = [n for n in machines if any(map(is_working, nodes.titles(n)))]
+            return begun and working
+
+        wait_until(at_work)
+        (victim, *_) = at_work()
+        finished = records(root, kind)
+        nodes.kill(victim)
+        machines[machines.index(victim)] = victim + 2
+        nodes.start_worker(victim + 2, options=WORKER)
+        lab("jobs", "logs", job, "--cluster", "lab")
+        now = records(root, kind)
+        assert finished.items() <= now.items()
+        again[stage] = len(finished), len(now)
+    print("finished when a machine was lost, and in the end:", again)
+    lab("submit", "recipe.yaml", "--cluster", "lab")
+    for number in machines:
+        nodes.kill(number)
+    file = sentray.recipe_file(whole | {"storage": str(tmp_path / "undisturbed")})
+    sentray("run", file)
+    assert contents(root) == contents(Root(str(tmp_path / "undisturbed")))
+
+
+def is_working(title):
+    return title.startswith("ray::") and "IDLE" not in title
+
+
+def test_two_training_workers_lose_a_machine(lab, nodes, root, recipe, tmp_path, sentray):
+    """One worker on each; the lost machine is replaced by another, and training goes on there."""
+    whole = recipe(
+        "train.num_workers=2", "train.cpus_per_worker=1", "train.zero_stage=2", "train.max_steps=40"
+    )
+    nodes.start_worker(2)
+    for stage in ("sentences", "embed", "tokens", "corpus:t", "ranks:t"):
+        lab("submit", "recipe.yaml", "--cluster", "lab", "run", "--only", stage)
+    job = submitted(lab, "run", "--only", "train")
+
+    def checkpointed():
+        return [
+            step
+            for folder in root.list("work/train")
+            for step in root.list(f"work/train/{folder}")
+            if root.exists(f"work/train/{folder}/{step}/complete.json")
+        ]
+
+    wait_until(checkpointed)
+    nodes.kill(2)
+    nodes.start_worker(3)
+    out = lab("jobs", "logs", job, "--cluster", "lab")
+    nodes.kill(3)
+    assert "train             done in" in out
+    file = sentray.recipe_file(whole | {"storage": str(tmp_path / "undisturbed")})
+    sentray("run", file, "--only", "sentences")
+    for stage in ("embed", "tokens", "corpus:t", "ranks:t", "train"):
+        sentray("run", file, "--only", stage)
+    assert contents(root) == contents(Root(str(tmp_path / "undisturbed")))
+
+
+def test_a_machine_that_joins_late_is_used(lab, nodes, root, recipe):
+    recipe()
+    lab("submit", "recipe.yaml", "--cluster", "lab", "run", "--only", "sentences")
+    job = submitted(lab, "run", "--only", "embed")
+    wait_until(lambda: records(root, "embed"))
+    nodes.start_worker(2)
+    server = JobServer(load_cluster("lab"))
+    used = []
+
+    def seen_or_over():
+        used.extend(title for title in nodes.titles(2) if "ray::" in title and "IDLE" not in title)
+        return used or server.job(job).status.is_terminal()
+
+    wait_until(seen_or_over)
+    nodes.kill(2)
+    lab("jobs", "logs", job, "--cluster", "lab")
+    assert used
+
+
+def test_the_head_lost_in_the_middle(lab, nodes, root, recipe, sentray, tmp_path):
+    """A new cluster knows nothing of the job; the same command goes on with it."""
+    whole = recipe()
+    job = submitted(lab)
+    wait_until(lambda: [f for f in root.list("work/train") if len(root.list(f"work/train/{f}"))])
+    finished = {kind: records(root, kind) for kind in ("embed", "tokens", "ranks")}
+    nodes.kill(1)
+    nodes.start_head()
+    out = lab("jobs", "logs", job, "--cluster", "lab", code=2)
+    assert "knows no job or recipe" in out
+    out = lab("submit", "recipe.yaml", "--cluster", "lab")
+    assert f"submitted {job}\n" in out
+    assert "embed" not in out.partition("starting Ray")[0]
+    for kind, before in finished.items():
+        assert records(root, kind) == before
+    file = sentray.recipe_file(whole | {"storage": str(tmp_path / "undisturbed")})
+    sentray("run", file)
+    assert contents(root) == contents(Root(str(tmp_path / "undisturbed")))
+
+
+def test_two_people_submit_the_same_at_once_and_the_first_is_killed(
+    lab, nodes, root, recipe, sentray, tmp_path, monkeypatch
+):
+    whole = recipe()
+    monkeypatch.setenv("LOGNAME", "ann")
+    first = submitted(lab)
+    wait_until(lambda: records(root, "embed"))
+    monkeypatch.setenv("LOGNAME", "bob")
+    second = submitted(lab)
+    assert first != second
+    server = JobServer(load_cluster("lab"))
+    wait_until(lambda: "waits for" in server.get_job_logs(second))
+    wait_until(lambda: [f for f in root.list("work/train") if len(root.list(f"work/train/{f}"))])
+    os.kill(int(server.job(first).driver_info.pid), signal.SIGKILL)
+    out = lab("jobs", "logs", second, "--cluster", "lab")
+    assert "embed:t           made by another run" in out
+    assert "takes over from" in out
+    assert "student after" in out
+    lab("jobs", "status", first, "--cluster", "lab")
+    file = sentray.recipe_file(whole | {"storage": str(tmp_path / "undisturbed")})
+    sentray("run", file)
+    assert contents(root) == contents(Root(str(tmp_path / "undisturbed")))
