@@ -1,4 +1,7 @@
-"""Commands about clusters: `submit`, `jobs`, `pull`. Imports no Ray before one of them needs it."""
+"""Commands about clusters: `submit`, `manifest`, `jobs`, `doctor`, `pull`.
+
+Imports no Ray before one of them needs it.
+"""
 
 import argparse
 import sys
@@ -18,11 +21,13 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Adds them to the command line."""
     # `submit my.yaml --cluster lab tune --set ...`: options and words in any order, which only
     # parse_intermixed_args can, and that not below a subparser. So here every word is taken.
-    submit = commands.add_parser(
-        "submit", help="run or tune a recipe on a cluster", prefix_chars="\0", add_help=False
-    )
-    submit.add_argument("words", nargs=argparse.REMAINDER)
-    submit.set_defaults(command=_submit)
+    for name, handler, text in (
+        ("submit", _submit, "run or tune a recipe on a cluster"),
+        ("manifest", _manifest, "write what starts a recipe on Kubernetes, SLURM or a cloud"),
+    ):
+        command = commands.add_parser(name, help=text, prefix_chars="\0", add_help=False)
+        command.add_argument("words", nargs=argparse.REMAINDER)
+        command.set_defaults(command=handler)
 
     jobs = commands.add_parser("jobs", help="list, describe, follow or stop jobs of a cluster")
     actions = jobs.add_subparsers(required=True, metavar="ACTION")
@@ -82,21 +87,33 @@ def _cluster_and_storage(options: argparse.Namespace) -> "ClusterSettings":
     return _cluster(options, options.storage)
 
 
-def _submit(options: argparse.Namespace) -> int:
-    parser = argparse.ArgumentParser(prog="sentray submit")
+def _work(name: str) -> argparse.ArgumentParser:
+    """The options of a command that has a recipe run or tuned somewhere else."""
+    parser = argparse.ArgumentParser(prog=f"sentray {name}")
     parser.add_argument("recipe", help="recipe file (YAML)")
     parser.add_argument(
         "what", nargs="?", choices=("run", "tune"), default="run", help="default: run"
     )
+    add_set(parser)
+    add_run_options(parser)
+    return parser
+
+
+def _chosen(given: argparse.Namespace, name: str) -> list[str]:
+    """What of the recipe is run."""
+    chosen = run_options(given)
+    if given.what == "tune" and chosen:
+        raise UserError(f"{name} ... tune: {chosen[0]} is an option of `run`")
+    return chosen
+
+
+def _submit(options: argparse.Namespace) -> int:
+    parser = _work("submit")
     _add_cluster(parser)
     _add_storage(parser)
     parser.add_argument("--detach", action="store_true", help="do not follow the job")
-    add_set(parser)
-    add_run_options(parser)
     given = parser.parse_intermixed_args(options.words)
-    chosen = run_options(given)
-    if given.what == "tune" and chosen:
-        raise UserError(f"submit ... tune: {chosen[0]} is an option of `run`")
+    chosen = _chosen(given, "submit")
     cluster = _cluster_and_storage(given)
 
     from cluster.package import pack
@@ -107,6 +124,31 @@ def _submit(options: argparse.Namespace) -> int:
 
     job_id = submit(package, server, _say)
     return 0 if given.detach else _follow(server, job_id)
+
+
+def _manifest(options: argparse.Namespace) -> int:
+    parser = _work("manifest")
+    parser.add_argument(
+        "--cluster", metavar="NAME", required=True, help="clusters/NAME.yaml, or a file's path"
+    )
+    parser.add_argument(
+        "--for", dest="place", required=True, choices=("kuberay", "slurm", "ray-up"),
+        help="what starts it",
+    )  # fmt: skip
+    parser.add_argument(
+        "--schedule", metavar="CRON",
+        help="with kuberay: when, in five fields; '0 3 * * 1' is Monday at 3:00",
+    )  # fmt: skip
+    parser.add_argument("--to", metavar="FOLDER", help="where to (default: manifests/NAME)")
+    given = parser.parse_intermixed_args(options.words)
+    chosen = _chosen(given, "manifest")
+    from cluster.manifests.make import make_manifests
+
+    name, made = make_manifests(given, chosen, _say)
+    folder = Path(given.to or f"manifests/{name}")
+    made.write(folder)
+    print(made.text(folder))
+    return 0
 
 
 def _server(cluster: "ClusterSettings") -> "JobServer":

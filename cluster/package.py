@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from cluster.settings import ClusterSettings
 from pipeline.recipe.document import Document, assign, setting_path
@@ -93,8 +93,8 @@ class Package:
         )
         return ", ".join(f"{name} {_mb(size)}" for size, name in large)
 
-    def write(self, file: Path) -> None:
-        """Writes the package as a zip file; the same content gives the same bytes."""
+    def contents(self) -> dict[str, bytes]:
+        """Every file of the package, by its place in it."""
         versions = {
             "Python": platform.python_version(),
             "Ray": metadata.version("ray"),
@@ -103,11 +103,15 @@ class Package:
         job = {"module": self.module, "arguments": self.arguments, "versions": versions}
         start = Path(__file__).with_name("start.py")
         whole = self.parts | self.code | {"start.py": start, "job.json": json.dumps(job).encode()}
+        return {name: _bytes(part) for name, part in sorted(whole.items())}
+
+    def write(self, file: Path | BinaryIO) -> None:
+        """Writes the package as a zip file; the same content gives the same bytes."""
         with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, part in sorted(whole.items()):
+            for name, content in self.contents().items():
                 about = zipfile.ZipInfo(name)  # of 1980: times would make every package another
                 about.external_attr = 0o644 << 16
-                archive.writestr(about, _bytes(part), zipfile.ZIP_DEFLATED)
+                archive.writestr(about, content, zipfile.ZIP_DEFLATED)
 
 
 def pack(

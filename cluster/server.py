@@ -41,6 +41,11 @@ class JobServer(JobSubmissionClient):
     """
 
     def __init__(self, cluster: ClusterSettings) -> None:
+        if not cluster.address:
+            raise UserError(
+                "the cluster's file names no address; write the head's dashboard into it "
+                "(address: http://HOST:8265)"
+            )
         self.cluster = cluster
         token = _token(cluster)
         headers = {"Authorization": f"Bearer {token}"} if token else {}

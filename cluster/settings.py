@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
+from cluster.manifests.names import is_variable
+from cluster.manifests.settings import ManifestSettings
 from pipeline.recipe.document import Document
 from pipeline.run.pools import PoolSettings, checked_pools
 from stages.credentials import clear_credential
@@ -23,7 +25,11 @@ FOLDER = "clusters"
 
 
 class ClusterSettings(Settings):
-    address: str = Field(description="The head's dashboard: http://HOST:8265, or https://...")
+    address: str = Field(
+        "",
+        description="The head's dashboard: http://HOST:8265, or https://...; empty: there is none "
+        "yet, only manifests are made.",
+    )
     storage: str = Field(
         description="Storage root that all machines share: s3://..., gs://..., or an absolute path."
     )
@@ -63,6 +69,9 @@ class ClusterSettings(Settings):
     stop_seconds: int = Field(
         120, ge=3, description="How long a job that is stopped may take to end by itself."
     )
+    manifest: ManifestSettings = Field(
+        ManifestSettings(), description="What generated files say (cluster/manifests/settings.py)."
+    )
 
     @field_validator("address")
     @classmethod
@@ -91,7 +100,7 @@ class ClusterSettings(Settings):
     @classmethod
     def _are_names(cls, names: list[str]) -> list[str]:
         for name in names:
-            if not name.isidentifier():
+            if not is_variable(name):
                 shown = f"{name.partition('=')[0]}=***" if "=" in name else name
                 raise ValueError(f"'{shown}' is not the name of an environment variable")
         return names
@@ -100,8 +109,10 @@ class ClusterSettings(Settings):
     @classmethod
     def _are_not_secret(cls, variables: dict[str, str]) -> dict[str, str]:
         for name, value in variables.items():
-            if not name.isidentifier():
+            if not is_variable(name):
                 raise ValueError(f"'{name}' is not the name of an environment variable")
+            if "\0" in value:
+                raise ValueError(f"{name}: no variable can have a zero byte in its value")
             if clear_credential({name: value}):
                 raise ValueError(
                     f"{name} looks like a secret, and this file is no place for one: set it in the "

@@ -1,11 +1,14 @@
 """What a job runs on the cluster's head: says where it is, compares versions, runs the command.
 
+Recipes and files of the job lie beside it and are named from there, wherever it was started.
+
 It lies at the top of the job's package and imports only the standard library before the versions
 are compared: with another Sentray installed there, or none, this must still be able to say so.
 """
 
 import importlib
 import json
+import os
 import platform
 import socket
 import sys
@@ -14,6 +17,7 @@ from pathlib import Path
 
 
 def main() -> int:
+    os.chdir(Path(__file__).parent)
     job = json.loads(Path(__file__).with_name("job.json").read_text(encoding="utf-8"))
     found, wanted = _versions(), job["versions"]
     shown = ", ".join(f"{name} {version or 'missing'}" for name, version in found.items())

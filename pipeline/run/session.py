@@ -1,13 +1,17 @@
 """A Ray session: joined or started, and ended."""
 
+import fcntl
 import logging
 import os
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from stages.errors import UserError
+
+SIOCGIFADDR = 0x8915  # netdevice(7): the address of an interface
 
 
 @contextmanager
@@ -26,7 +30,8 @@ def ray_session(address: str | None) -> Iterator[None]:
         yield
         return
     environment: dict[str, Any] = {
-        "env_vars": {"TOKENIZERS_PARALLELISM": "false", "RAY_AIR_NEW_OUTPUT": "0"}
+        "env_vars": {"TOKENIZERS_PARALLELISM": "false", "RAY_AIR_NEW_OUTPUT": "0"},
+        "worker_process_setup_hook": "pipeline.run.session.meet_at_own_address",
     }
     os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")
     address = address or os.environ.get("RAY_ADDRESS")
@@ -53,6 +58,31 @@ def ray_session(address: str | None) -> Iterator[None]:
         # after an error other nodes may still run: Ray Data would print a trace for each of them
         logging.getLogger("ray.data").setLevel(logging.CRITICAL)
         ray.shutdown()
+
+
+def meet_at_own_address() -> None:
+    """Lets this process's gloo be found where Ray's node is, as every worker starts.
+
+    Gloo would take the address of the machine's name, which many a system says is 127.0.1.1, and
+    workers of other machines would look for it on themselves. NCCL looks at the interfaces itself.
+    """
+    import ray
+
+    address = ray.util.get_node_ip_address()
+    for _, interface in socket.if_nameindex():
+        if not address.startswith("127.") and _address_of(interface) == address:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+
+
+def _address_of(interface: str) -> str:
+    """The IPv4 address of a network interface; "" where it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        asked = struct.pack("256s", interface.encode()[:15])
+        try:
+            found = fcntl.ioctl(any_socket.fileno(), SIOCGIFADDR, asked)
+        except OSError:
+            return ""
+    return socket.inet_ntoa(found[20:24])
 
 
 def _check_reachable(address: str) -> None:

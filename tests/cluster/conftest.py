@@ -82,3 +82,66 @@ def lab(
         return out + err
 
     return command
+
+
+@pytest.fixture
+def lab_file(cluster_file: Callable[..., str]) -> Callable[..., str]:
+    """Writes a cluster's file with pools and a section for every place; returns its path.
+
+    Settings of `manifest.kuberay` and the like are given as `kuberay={...}`.
+    """
+
+    def write(**settings: Any) -> str:
+        manifest = {place: settings.pop(place, {}) for place in ("kuberay", "slurm", "ray_up")}
+        pools = {
+            "cpu": {"cpus": 16, "memory_gb": 64, "nodes": [1, 8], "stages": {"embed": {}}},
+            "gpu": {"cpus": 8, "gpus": 2, "memory_gb": 32.5, "nodes": [0, 4]},
+        }
+        usual: dict[str, Any] = {
+            "kuberay": {"image": "registry.lab/sentray:1"},
+            "slurm": {},
+            "ray_up": {
+                "provider": {"type": "aws", "region": "us-west-2"},
+                "head": {"InstanceType": "m6i.xlarge"},
+                "machines": {name: {"InstanceType": f"large-{name}"} for name in pools},
+            },
+        }
+        whole = {"pools": pools} | settings
+        whole["manifest"] = {
+            place: None if given is None else usual[place] | given
+            for place, given in manifest.items()
+        }
+        return cluster_file(**whole)
+
+    return write
+
+
+@pytest.fixture
+def manifest(
+    lab_file: Callable[..., str],
+    tiny_recipe: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Callable[..., str]:
+    """`sentray manifest` of the tiny recipe in the test's folder; returns what it prints.
+
+    What it made is in manifests/tiny.
+    """
+    monkeypatch.chdir(tmp_path)
+
+    def command(
+        place: str,
+        *words: str,
+        recipe: dict[str, Any] | None = None,
+        code: int = 0,
+        **settings: Any,
+    ) -> str:
+        lab_file(**settings)
+        Path("recipe.yaml").write_text(yaml.safe_dump(recipe or tiny_recipe()))
+        found = main(["manifest", "--for", place, "recipe.yaml", "--cluster", "lab", *words])
+        out, err = capsys.readouterr()
+        assert found == code, out + err
+        return out + err
+
+    return command

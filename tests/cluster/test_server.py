@@ -124,6 +124,11 @@ def test_tls_is_expected_or_not(answering, certificate):
     assert JobServer(trusted).ray_version == "2.60.0"
 
 
+def test_a_cluster_that_only_manifests_are_made_for():
+    with pytest.raises(UserError, match="the cluster's file names no address"):
+        JobServer(ClusterSettings(storage="/"))
+
+
 def test_the_address_that_was_asked_for_is_asked(answering, monkeypatch):
     """Ray's client would ask RAY_ADDRESS instead."""
     port = answering(200, b'{"ray_version": "2.60.0"}')

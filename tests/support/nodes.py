@@ -135,7 +135,9 @@ class Nodes:
         small: Path | None = None,
     ) -> None:
         name, address = self._name(number), f"{NETWORK}.{number}"
+        # of a node that was killed: the system takes its time to forget its interface
         _ip("netns", "del", name, check=False)
+        _ip("link", "del", f"{name}-b", check=False)
         _ip("netns", "add", name)
         _ip("link", "add", f"{name}-b", "type", "veth", "peer", "name", "eth0", "netns", name)
         _ip("link", "set", f"{name}-b", "master", self._bridge, "up")

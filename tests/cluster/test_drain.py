@@ -1,0 +1,75 @@
+"""What a pod does before it ends, against a job server and a head that are stand-ins."""
+
+import json
+import socket
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from cluster import drain
+
+
+@pytest.fixture
+def dashboard(monkeypatch):
+    """A job server with a job that ends some time after it was stopped, and one that has ended."""
+    jobs = {"running": "RUNNING", "ended": "SUCCEEDED"}
+    asked = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def _answer(self, body):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(body).encode())
+
+        def do_GET(self):
+            asked.append(self.path)
+            if self.path == "/api/version":
+                self._answer({"ray_version": "2.60.0", "version": "4"})
+            elif self.path == "/api/jobs/":
+                self._answer([self._job(job_id) for job_id in jobs])
+            else:
+                if asked.count(self.path) > 1 and "stopping" in asked:
+                    jobs["running"] = "STOPPED"
+                self._answer(self._job(self.path.rpartition("/")[2]))
+
+        def do_POST(self):
+            asked.append(self.path)
+            asked.append("stopping")
+            self._answer({"stopped": True})
+
+        def _job(self, job_id):
+            return {
+                "type": "SUBMISSION", "submission_id": job_id, "status": jobs[job_id],
+                "entrypoint": "python start.py", "metadata": {},
+            }  # fmt: skip
+
+        def log_message(self, *arguments):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setattr(drain, "DASHBOARD", f"http://127.0.0.1:{server.server_port}")
+    yield asked
+    server.shutdown()
+    server.server_close()
+
+
+def test_the_head_ends_its_jobs_and_waits_for_them(dashboard):
+    assert drain.main(["ray-head"]) == 0
+    assert "/api/jobs/running/stop" in dashboard
+    assert "/api/jobs/ended/stop" not in dashboard
+    assert dashboard.count("/api/jobs/running") == 2
+
+
+def test_a_worker_stays_as_long_as_the_head(monkeypatch):
+    monkeypatch.setenv("FQ_RAY_IP", "127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        monkeypatch.setattr(drain, "PORT", head.getsockname()[1])
+        waits = threading.Thread(target=drain.main, args=(["ray-worker"],), daemon=True)
+        waits.start()
+        time.sleep(1)
+        assert waits.is_alive()
+    waits.join(timeout=30)
+    assert not waits.is_alive()
