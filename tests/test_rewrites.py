@@ -73,6 +73,7 @@ def chat(server, **settings):
     return {"name": "chat", "rewriting": rewriting | settings}
 
 
+@pytest.mark.thorough
 def test_a_chat_model_is_paid_once_through_kills_budgets_and_recipes(
     sentray, tiny_recipe, chat_server, monkeypatch
 ):

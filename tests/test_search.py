@@ -50,6 +50,7 @@ def times(folder, pattern):
     return {str(path): path.stat().st_mtime_ns for path in Path(folder).glob(pattern)}
 
 
+@pytest.mark.thorough
 def test_a_killed_search_goes_on_and_trains_nothing_twice(sentray, tune):
     grid = {
         RATE: {"grid": [1e-4, 1e-3, 3e-3, 1e-2]},
@@ -149,7 +150,8 @@ def trial_processes():
     return found
 
 
-@pytest.mark.parametrize("max_failures", [pytest.param(0, marks=pytest.mark.thorough), 2])
+@pytest.mark.thorough
+@pytest.mark.parametrize("max_failures", [0, 2])
 def test_a_trial_whose_process_is_killed(sentray, tune, max_failures):
     changes = [
         "train.max_steps=300", "train.dev.every_steps=20", "train.checkpoint_every_steps=20",

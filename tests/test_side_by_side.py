@@ -61,6 +61,7 @@ def test_two_runs_make_each_stage_once(sentray, tiny_recipe, undisturbed):
     assert student_weights(recipe["storage"]) == undisturbed("evaluate.speed=false")
 
 
+@pytest.mark.thorough
 def test_who_waits_takes_over_from_a_killed_run(sentray, tiny_recipe, inputs_made, undisturbed):
     recipe = tiny_recipe(*LONG)
     file = sentray.recipe_file(recipe)
@@ -80,6 +81,7 @@ def test_who_waits_takes_over_from_a_killed_run(sentray, tiny_recipe, inputs_mad
     assert student_weights(recipe["storage"]) == undisturbed(*LONG)
 
 
+@pytest.mark.thorough
 def test_a_search_waits_for_what_a_run_makes(sentray, tiny_recipe):
     """The inputs of its trials are what the run makes at this moment."""
     recipe = tiny_recipe("train.max_steps=4", "evaluate.speed=false", setting("evaluate.sts", []))
@@ -95,6 +97,7 @@ def test_a_search_waits_for_what_a_run_makes(sentray, tiny_recipe):
     }  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_a_second_search_waits_and_finds_what_the_first_has_found(sentray, tiny_recipe, tmp_path):
     recipe = tiny_recipe("train.max_steps=4", "evaluate.speed=false", setting("evaluate.sts", []))
     recipe["search"] = {"space": {"train.learning_rate": {"grid": [1e-3, 2e-3]}}, "metric": "loss"}

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 
+import pytest
 import yaml
 
 from cluster.jobs import follow
@@ -88,6 +89,7 @@ def test_what_is_wrong_here_is_said_here(lab, tiny_recipe, monkeypatch, cluster_
     assert "--address needs --storage" in out
 
 
+@pytest.mark.thorough
 def test_a_job_that_is_stopped_saves_its_checkpoint_first(lab, tiny_recipe, s3, tmp_path):
     """Followed from here in a process that is frozen in between, as in a laptop that is closed."""
     from stages.files import Root
@@ -122,6 +124,7 @@ def test_a_job_that_is_stopped_saves_its_checkpoint_first(lab, tiny_recipe, s3, 
     assert [name for name in root.list(f"work/train/{work}") if name.startswith("step-")]
 
 
+@pytest.mark.thorough
 def test_following_goes_on_after_a_lost_connection(lab, tiny_recipe, nodes, s3, tmp_path):
     """The connection is cut twice; every line of the log is printed once."""
     server = JobServer(load_cluster("lab"))

@@ -106,7 +106,8 @@ class Nodes:
             headers={"Authorization": f"Bearer {self.token}"}, timeout=10,
         ).json()  # fmt: skip
         summary = found["data"]["summary"]
-        return {one["ip"] for one in summary if one["raylet"].get("state") == "ALIVE"}
+        alive = [one for one in summary if one.get("raylet", {}).get("state") == "ALIVE"]
+        return {one.get("ip", "") for one in alive}
 
     def titles(self, number: int) -> list[str]:
         """What the processes of a node call themselves: `ray::...` for those that work."""
