@@ -40,7 +40,8 @@ def end(process, before):
 
 
 def made_by(lines):
-    return [line.split()[1] for line in lines if line.endswith(("started", "started\n"))]
+    words = (line.split() for line in lines)
+    return [word[1] for word in words if word[2:] == ["started"]]
 
 
 LONG = ("train.max_steps=120", "train.checkpoint_every_steps=5", "evaluate.speed=false")
@@ -109,3 +110,21 @@ def test_a_second_search_waits_and_finds_what_the_first_has_found(sentray, tiny_
     assert "search tiny: waits for" in out
     lines = (tmp_path / "runs" / "tune" / "tiny" / "trials.jsonl").read_text().splitlines()
     assert len([line for line in lines if '"status": "finished"' in line]) >= 2
+
+
+def test_recipes_of_other_names_share_what_they_both_need(sentray, tiny_recipe, undisturbed):
+    """Artifacts bear the name of the recipe that made them; the other one finds them anyway."""
+    overrides = ("evaluate.speed=false",)
+    one = tiny_recipe(*overrides)
+    other = tiny_recipe(*overrides, setting("name", "other"), "train.seed=5")
+    first = sentray.start("run", write_recipe(sentray.folder / "one.yaml", one))
+    before = lines_until(first, "sentences         started")
+    second = sentray.start("run", write_recipe(sentray.folder / "other.yaml", other))
+    outputs = [end(first, before), end(second, [])]
+    made = Counter(name for lines in outputs for name in made_by(lines))
+    for name in ("sentences", "tokens", "embed:t"):
+        assert made[name] == 1
+    assert made["train"] == 2
+    assert any("student after" in line for line in outputs[1])
+    assert "nothing to do" in sentray("plan", sentray.folder / "one.yaml")
+    assert "nothing to do" in sentray("plan", sentray.folder / "other.yaml")

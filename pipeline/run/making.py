@@ -117,11 +117,12 @@ class _Making:
         plan, progress = self._plan, self._progress
         works = works_of(batch, plan.recipe.storage, plan.folders, self._pools)
         # all runs take them in one order, or two could wait for each other
-        for name, work in sorted(works.items(), key=lambda one: one[1].folder):
+        for name, work in sorted(works.items(), key=lambda one: one[1].lease):
             say, said = progress.of(name), partial(progress.said, name)
-            lease = self._leases.take(work.folder, partial(self._is_made, work), say, said)
+            lease = self._leases.take(work.lease, partial(self._is_made, work), say, said)
             if lease is None:
-                say(f"made by another run -> {work.folder}", important=True)
+                made = work.store.open(work.folder).folder
+                say(f"made by another run -> {made}", important=True)
             else:
                 held[name] = lease
         return [

@@ -51,7 +51,7 @@ def run_ready(
         else:
             finished.put((number, None))
 
-    number, stopping = 0, False
+    number, stopping, stopped = 0, False, False
     while waiting or running:
         if asked.is_set() and not stopping:
             stopping = True
@@ -72,7 +72,10 @@ def run_ready(
         tick()
         if error is not None and not (stopping and isinstance(error, Stopped)):
             raise error
+        stopped |= error is not None
         del running[ended]
+    if stopped:
+        raise Stopped
 
 
 def _puts_away(batch: list[Node]) -> bool:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pipeline.plan.graph import Node
@@ -67,6 +68,11 @@ class NodeWork:
     @property
     def scratch(self) -> str:
         return f"work/{self.folder}"
+
+    @property
+    def lease(self) -> str:
+        """What is leased to make it, whatever its title."""
+        return f"{self.node.kind}/{self.node.fingerprint[:8]}"
 
     @property
     def owner(self) -> str:
@@ -148,7 +154,7 @@ def works_of(
     nodes: Sequence[Node],
     storage: str,
     folders: Mapping[str, str],
-    pools: Mapping[str, PoolSettings],
+    pools: Mapping[str, PoolSettings] = MappingProxyType({}),
 ) -> dict[str, NodeWork]:
     """The work of each node, by name.
 
@@ -161,7 +167,7 @@ def works_of(
             storage,
             folders[node.name],
             {own: folders[name] for own, name in node.inputs.items()},
-            pools=pools,
+            pools=dict(pools),  # a proxy cannot travel
         )
         for node in nodes
     }

@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -26,6 +27,8 @@ from stages.errors import StorageError, UserError
 from stages.files import Root
 
 MANIFEST = "manifest.json"
+# How names of artifacts' folders end: with the first digits of the fingerprint.
+FINGERPRINTED = re.compile(r"-[0-9a-f]{8}$")
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,27 @@ class ArtifactStore:
         return f"{kind}/{wanted if wanted in published else (published or [wanted])[0]}"
 
     def manifest(self, folder: str) -> Manifest | None:
-        """The manifest of a published artifact, or None."""
+        """The manifest of a published artifact, or None; as `find`."""
+        found = self.find(folder)
+        return found[1] if found else None
+
+    def find(self, folder: str) -> tuple[str, Manifest] | None:
+        """A published artifact: its folder and manifest; None where there is none.
+
+        It may have been made meanwhile under another title, by another recipe that needs it too.
+        """
+        kind, _, name = folder.rpartition("/")
+        manifest = self._read(folder)
+        if manifest is not None or not FINGERPRINTED.search(name):
+            return (folder, manifest) if manifest else None
+        for other in self.root.list(kind):
+            if other != name and other.endswith(name[-9:]):
+                manifest = self._read(f"{kind}/{other}")
+                if manifest is not None:
+                    return f"{kind}/{other}", manifest
+        return None
+
+    def _read(self, folder: str) -> Manifest | None:
         try:
             raw = json.loads(self.root.read(f"{folder}/{MANIFEST}"))
         except FileNotFoundError:
@@ -202,9 +225,9 @@ class ArtifactStore:
         Args:
             node: what the recipe at hand calls it, for messages.
         """
-        manifest = self.manifest(folder)
-        assert manifest is not None, f"{folder} is not published"
-        return Artifact(self.root, folder, manifest, node)
+        found = self.find(folder)
+        assert found is not None, f"{folder} is not published"
+        return Artifact(self.root, *found, node)
 
 
 class Artifact:

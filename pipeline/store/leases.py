@@ -1,6 +1,6 @@
 """Who makes what: leases, so that two runs at once do not make the same artifact twice.
 
-    leases/<kind>/<title>-<8 digits>/000001.json    who, since when, how far; a count that grows
+    leases/<kind>/<8 digits>/000001.json    who, since when, how far; a count that grows
 
 The file with the highest number is the lease; its writer holds it, and rewrites it every few
 seconds. Numbers are taken by creating a file that nobody has created before, which file systems and
@@ -103,8 +103,7 @@ class Leases:
         self.stop_waiting()
         self._end.set()
         for lease in list(self._held.values()):
-            with suppress(StorageError):  # it becomes stale
-                self.release(lease)
+            self.release(lease)
 
     def stop_waiting(self) -> None:
         """Whoever waits in `take` gets `Stopped`; what is held stays held."""
@@ -152,8 +151,8 @@ class Leases:
         return None
 
     def release(self, lease: Lease) -> None:
-        """Gives a lease back."""
-        with self._lock:
+        """Gives a lease back; where the storage fails it becomes stale instead."""
+        with self._lock, suppress(StorageError):
             self._held.pop(lease.folder, None)
             if not self.is_lost(lease):
                 self._root.delete(lease.file)

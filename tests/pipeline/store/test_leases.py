@@ -37,7 +37,7 @@ def quick(root, warn=pytest.fail, stale_seconds=0.6):
     return Leases(root, warn, beat_seconds=0.1, stale_seconds=stale_seconds)
 
 
-def elsewhere(root, folder="embed/x-1", number=1):
+def elsewhere(root, folder="embed/0a1b2c3d", number=1):
     """A lease of a process on another machine, about which nothing else is known."""
     holder = {
         "id": "0a0a0a0a", "who": "ann@other", "since": "10:00:00",
@@ -53,30 +53,30 @@ def never():
 
 def test_one_of_many_gets_it(root):
     with quick(root) as many, ThreadPoolExecutor(8) as pool:
-        attempts = [pool.submit(many._create, "embed/x-1", 1, str) for _ in range(8)]
+        attempts = [pool.submit(many._create, "embed/0a1b2c3d", 1, str) for _ in range(8)]
         assert sum(attempt.result() is not None for attempt in attempts) == 1
 
 
 def test_who_comes_second_waits_and_uses_what_was_made(root):
     made, listener = threading.Event(), Listener()
     with quick(root) as first, quick(root) as second, ThreadPoolExecutor(1) as pool:
-        lease = first.take("embed/x-1", made.is_set, listener, lambda: "5/9 shards")
-        waiting = pool.submit(second.take, "embed/x-1", made.is_set, listener, str)
+        lease = first.take("embed/0a1b2c3d", made.is_set, listener, lambda: "5/9 shards")
+        waiting = pool.submit(second.take, "embed/0a1b2c3d", made.is_set, listener, str)
         wait_until(lambda: listener.said)
         assert not waiting.done()
         made.set()
         first.release(lease)
         assert waiting.result() is None
     assert listener.said[0].startswith(f"waits for {module.user_name()}@")
-    assert root.list("leases/embed/x-1") == []
+    assert root.list("leases/embed/0a1b2c3d") == []
 
 
 def test_how_far_the_holder_is_reaches_who_waits(root, monkeypatch):
     monkeypatch.setattr(module, "TELL_SECONDS", 0.0)
     listener = Listener()
     with quick(root) as first, quick(root) as second, ThreadPoolExecutor(1) as pool:
-        lease = first.take("embed/x-1", never, listener, lambda: "5/9 shards")
-        waiting = pool.submit(second.take, "embed/x-1", never, listener, str)
+        lease = first.take("embed/0a1b2c3d", never, listener, lambda: "5/9 shards")
+        waiting = pool.submit(second.take, "embed/0a1b2c3d", never, listener, str)
         wait_until(lambda: any(line.endswith(": 5/9 shards") for line in listener.said))
         first.release(lease)
         assert waiting.result() is not None
@@ -86,9 +86,9 @@ def test_a_holder_elsewhere_that_no_longer_beats_is_followed(root):
     elsewhere(root, number=3)
     listener = Listener()
     with quick(root) as leases:
-        lease = leases.take("embed/x-1", never, listener, str)
+        lease = leases.take("embed/0a1b2c3d", never, listener, str)
         assert lease.number == 4
-        assert root.list("leases/embed/x-1") == ["000004.json"]
+        assert root.list("leases/embed/0a1b2c3d") == ["000004.json"]
     assert listener.said == [
         "waits for ann@other, at it since 10:00:00: 3/9 shards",
         "takes over from ann@other, which is gone",
@@ -106,7 +106,7 @@ def test_a_holder_that_beats_is_never_followed(tmp_path, monkeypatch):
         after which it would be dead."""
         looks.append(folder)
         if len(looks) == 50:
-            root.delete("leases/embed/x-1/000001.json")
+            root.delete("leases/embed/0a1b2c3d/000001.json")
             monkeypatch.undo()
         return 1, json.dumps(holder | {"beat": len(looks) // 2}).encode()
 
@@ -114,7 +114,7 @@ def test_a_holder_that_beats_is_never_followed(tmp_path, monkeypatch):
         monkeypatch.setattr(Leases, "_newest", newest)
         monkeypatch.setattr(leases, "_now", lambda: 0.4 * len(looks))
         monkeypatch.setattr(leases._stop, "wait", lambda seconds: None)
-        assert leases.take("embed/x-1", never, Listener(), str).number == 1
+        assert leases.take("embed/0a1b2c3d", never, Listener(), str).number == 1
     assert len(looks) == 50
 
 
@@ -124,7 +124,7 @@ def test_a_process_of_this_machine_that_is_gone_is_not_waited_for(tmp_path):
         "from pipeline.store.leases import Leases\n"
         "from stages.files import Root\n"
         "with Leases(Root(sys.argv[1]), print) as leases:\n"
-        "    leases.take('embed/x-1', lambda: False, print, str)\n"
+        "    leases.take('embed/0a1b2c3d', lambda: False, print, str)\n"
         "    print('held', flush=True)\n"
         "    time.sleep(600)\n"
     )
@@ -135,15 +135,15 @@ def test_a_process_of_this_machine_that_is_gone_is_not_waited_for(tmp_path):
     process.send_signal(signal.SIGKILL)
     process.wait()
     with quick(Root(str(tmp_path)), stale_seconds=1e6) as leases:
-        assert leases.take("embed/x-1", never, Listener(), str).number == 2
+        assert leases.take("embed/0a1b2c3d", never, Listener(), str).number == 2
 
 
 def test_a_holder_that_was_frozen_has_lost_its_lease(root):
     with quick(root, stale_seconds=1e6) as frozen, quick(root) as other:
         frozen._end.set()  # its heart stops
-        lease = frozen._create("embed/x-1", 1, str)
+        lease = frozen._create("embed/0a1b2c3d", 1, str)
         root.write(lease.file, json.dumps(elsewhere(root) | {"id": lease.holder.id}).encode())
-        taken = other.take("embed/x-1", never, Listener(), str)
+        taken = other.take("embed/0a1b2c3d", never, Listener(), str)
         assert frozen.is_lost(lease)
         frozen.release(lease)
         assert not other.is_lost(taken)
@@ -152,8 +152,8 @@ def test_a_holder_that_was_frozen_has_lost_its_lease(root):
 def test_what_was_made_at_the_last_moment_is_not_made_again(root):
     answers = iter([False, True, True])
     with quick(root) as leases:
-        assert leases.take("embed/x-1", lambda: next(answers), Listener(), str) is None
-    assert root.list("leases/embed/x-1") == []
+        assert leases.take("embed/0a1b2c3d", lambda: next(answers), Listener(), str) is None
+    assert root.list("leases/embed/0a1b2c3d") == []
 
 
 def test_a_storage_without_conditional_writes_says_so(tmp_path, monkeypatch):
@@ -165,7 +165,7 @@ def test_a_storage_without_conditional_writes_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(Root, "create", refuse)
     warnings = []
     with quick(Root(str(tmp_path)), warnings.append) as leases:
-        assert leases.take("embed/x-1", never, Listener(), str)
-        assert leases.take("embed/y-2", never, Listener(), str)
+        assert leases.take("embed/0a1b2c3d", never, Listener(), str)
+        assert leases.take("embed/4d3c2b1a", never, Listener(), str)
     assert len(warnings) == 1
     assert "made twice" in warnings[0]

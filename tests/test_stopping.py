@@ -1,0 +1,86 @@
+"""A run that is asked to end puts its work away, and goes on from there."""
+
+import signal
+
+import pytest
+
+from tests.support.command import made, student_weights
+from tests.support.models import make_sentences
+
+NUM_SHARDS = 400
+
+HOW = {
+    "plain": ([], "train", signal.SIGTERM),
+    "grouped": (
+        ["train.num_workers=2", "train.cpus_per_worker=1", "train.zero_stage=2"], "train",
+        signal.SIGINT,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["plain", pytest.param("grouped", marks=pytest.mark.thorough)])
+def test_a_training_saves_a_checkpoint_first(sentray, tiny_recipe, inputs_made, tmp_path, how):
+    overrides, stage, number = HOW[how]
+    overrides = [
+        *overrides, "train.max_steps=600", "train.checkpoint_every_steps=100000",
+        "train.dev.every_steps=200",
+        "evaluate.speed=false",
+    ]  # fmt: skip
+    recipe = tiny_recipe(*overrides)
+    file = sentray.recipe_file(recipe)
+    process = sentray.start("run", file, "--only", stage)
+    for line in process.stdout:
+        if "train             step" in line:
+            break
+    process.send_signal(number)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 75, out + err
+    assert f"{number.name}: putting work away" in out
+    assert err.strip().endswith("sentray: stopped; run again to continue")
+    assert "Traceback" not in err
+    (saved,) = (tmp_path / "runs").glob("work/train/*/step-*/complete.json")
+    step = int(saved.parent.name.split("-")[1])
+    assert 0 < step < 600
+    assert not list((tmp_path / "runs").glob("leases/*/*/*.json"))
+    out = sentray("run", file, "--only", stage)
+    first_line = out.partition("step ")[2]
+    assert int(first_line.partition("/")[0].replace(",", "")) > step
+    weights = student_weights(recipe["storage"])
+    sentray("run", file, "--only", stage, "--force", "train")
+    assert student_weights(recipe["storage"]) == weights
+
+
+@pytest.mark.thorough
+def test_row_wise_stages_finish_their_open_shards(sentray, tiny_recipe, tmp_path):
+    text = tmp_path / "many.txt"
+    text.write_text("\n".join(make_sentences(8 * NUM_SHARDS)) + "\n")
+    recipe = tiny_recipe(f"sentences.path={text}", "sentences.rows_per_shard=8")
+    file = sentray.recipe_file(recipe)
+    sentray("run", file, "--only", "sentences")
+    process = sentray.start("run", file, "--only", "embed")
+    sentray.wait(process, lambda: list((tmp_path / "runs").glob("embed/*/shards/*.json")))
+    process.send_signal(signal.SIGHUP)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 75, out + err
+    finished = made(recipe["storage"])
+    assert 0 < len([name for name in finished if name.startswith("embed/")]) < NUM_SHARDS
+    assert not [name for name in finished if name.startswith("embed") and "manifest" in name]
+    sentray("run", file, "--only", "embed")
+    assert finished.items() <= made(recipe["storage"]).items()
+
+
+def test_a_second_signal_ends_at_once(sentray, tiny_recipe, inputs_made):
+    recipe = tiny_recipe("train.max_steps=100000", "train.log_every_steps=50000")
+    process = sentray.start("run", sentray.recipe_file(recipe), "--only", "train")
+    for line in process.stdout:
+        if "train             started" in line:
+            break
+    process.send_signal(signal.SIGTERM)
+    for line in process.stdout:
+        if "putting work away" in line:
+            break
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "sentray: ended; run again to continue" in err
+    sentray.wait_for_idle()
