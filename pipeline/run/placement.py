@@ -9,6 +9,9 @@ from pipeline.run.work import NodeWork
 from stages.contract import Stage, Workers
 from stages.errors import UserError
 
+# As many processes as fit where they take nothing.
+MANY = 10**6
+
 
 @dataclass(frozen=True)
 class Place:
@@ -35,11 +38,11 @@ class Machines:
 
     def fitting(self, cpus: float, gpus: float) -> int:
         """How many processes of that size fit at once."""
-        slack = 1e-9  # ten times 0.1
-        return sum(
-            min(int(has / cpus + slack), int(has_gpus / gpus + slack) if gpus else 10**9)
-            for has, has_gpus in self.sizes
-        )
+
+        def times(has: float, takes: float) -> int:
+            return int(has / takes + 1e-9) if takes else MANY  # 1e-9: ten times 0.1
+
+        return sum(min(times(cores, cpus), times(own, gpus)) for cores, own in self.sizes)
 
     def __str__(self) -> str:
         cores, gpus = (sum(size[place] for size in self.sizes) for place in (0, 1))

@@ -73,7 +73,17 @@ def records(root, kind):
     return {i.path: i.mtime_ns for i in found if i.path.endswith(".json") and "/shards/" in i.path}
 
 
-KINDS = ("sentences", "embed", "tokens", "corpus", "ranks", "pairs", "train", "evaluate", "export")
+KINDS = (
+    "sentences",
+    "embed",
+    "tokens",
+    "corpus",
+    "ranks",
+    "perturb",
+    "train",
+    "evaluate",
+    "export",
+)
 STAGES = (
     "embed:t", "perturb:p", "tokens", "corpus:t", "ranks:t", "train", "corpus:after",
     "evaluate:after",

@@ -148,7 +148,7 @@ def documented():
         yaml.safe_load(textwrap.dedent(block))
         for block in re.findall(r"^ *```yaml\n(.*?)^ *```", text, re.M | re.S)
     ]
-    pools = next(block for block in blocks if "pools" in block)
+    pools = next(block for block in blocks if {"storage", "pools"} <= block.keys())
     found = {}
     for block in blocks:
         for place in block.get("manifest", {}):

@@ -82,7 +82,8 @@ def test_what_is_wrong_here_is_said_here(lab, tiny_recipe, monkeypatch, cluster_
     assert "this token is not" in lab("submit", file, "--cluster", "lab", code=2)
     monkeypatch.delenv("LAB_TOKEN")
     assert "LAB_TOKEN is not set" in lab("jobs", "list", "--cluster", "lab", code=2)
-    cluster_file(address=nodes.dashboard, pass_variables=["NOT_SET_HERE"])
+    cluster_file(token_variable=None, pass_variables=["NOT_SET_HERE"])
+    monkeypatch.setenv("RAY_AUTH_TOKEN", nodes.token)
     out = lab("submit", file, "--cluster", "lab", code=2)
     assert "not set here: NOT_SET_HERE" in out
     out = lab("submit", file, "--address", nodes.dashboard, code=2)

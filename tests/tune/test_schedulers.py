@@ -13,6 +13,7 @@ from tune.actor import TrialActor
 from tune.assignment import Assignment
 from tune.population import MemberReports, Population
 from tune.ray_tune import make_scheduler, replay, run_trials
+from tune.resources import Reservation
 from tune.searchers import Listed
 from tune.trial_queue import TrialQueue
 from tune.trials import TrialLog
@@ -169,5 +170,5 @@ def test_no_more_trials_run_at_once_than_were_asked_for(make_search, monkeypatch
             assert self.limited.suggest("4") == Searcher.FINISHED
 
     monkeypatch.setattr("ray.tune.Tuner", Tuner)
-    run_trials(queue, {"CPU": 1}, 2, stops_early=True)
+    run_trials(queue, Reservation({"CPU": 1}, {}, 2), stops_early=True)
     assert len(log) == 3
