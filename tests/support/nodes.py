@@ -28,10 +28,16 @@ def need_namespaces() -> None:
     """Skips where this machine does not let tests make network namespaces."""
     if shutil.which("ip") is None or shutil.which("unshare") is None:
         pytest.skip("no `ip` or `unshare`: the package iproute2 brings the first")
-    made = _ip("netns", "add", "sentray-try", check=False)
-    _ip("netns", "del", "sentray-try", check=False)
-    if made.returncode:
-        pytest.skip(f"no network namespaces here: {made.stderr.strip()}")
+    tried = [
+        _ip(*words.split(), check=False)
+        for words in (
+            "netns add sentray-try", "link add sentray-try type bridge",
+            "link add sentray-try-b type veth peer name eth0 netns sentray-try",
+            "link del sentray-try-b", "link del sentray-try", "netns del sentray-try",
+        )
+    ]  # fmt: skip
+    if failed := [one for one in tried if one.returncode]:
+        pytest.skip(f"no network namespaces here: {failed[0].stderr.strip()}")
 
 
 class Nodes:
