@@ -1,12 +1,10 @@
 """`sentray doctor`: is a cluster fit for work? A small job looks around on every machine."""
 
 import json
-import tempfile
 import time
-from pathlib import Path
 
 from cluster.findings import Finding, findings
-from cluster.jobs import check_ray, job_environment
+from cluster.jobs import check_ray, job_environment, start_job
 from cluster.package import Package, add_sentray
 from cluster.probe import MARK
 from cluster.server import JobServer
@@ -36,14 +34,7 @@ def examine(server: JobServer, paths: list[str]) -> tuple[list[str], list[Findin
     if cluster.sentray == "sent":
         add_sentray(package)
     job_id = f"doctor-{user_name()}-{time.time_ns() // 10**6}"
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "package.zip"
-        package.write(file)
-        server.submit_job(
-            entrypoint=f"{cluster.python} start.py",
-            submission_id=job_id,
-            runtime_env={"working_dir": str(file), "env_vars": job_environment(cluster)},
-        )
+    start_job(server, job_id, package, job_environment(cluster), {}, lambda line: None)
     _wait(server, job_id)
     log = server.get_job_logs(job_id)
     told = [line for line in log.splitlines() if line.startswith(MARK)]

@@ -41,16 +41,26 @@ def submit(package: Package, server: JobServer, out: Out) -> str:
             return str(job.submission_id)
     check_ray(server)
     job_id = f"{package.name}-{digest[:8]}" + (f"-{len(same) + 1}" if same else "")
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "package.zip"
-        package.write(file)
-        large = package.large()
-        out(
-            f"package: {file.stat().st_size / 1e6:,.1f} MB" + (f"; large: {large}" if large else "")
-        )
-        for setting in package.elsewhere:
-            out(f"on the cluster: {setting}")
-        _start(server, job_id, digest, package, file, environment)
+    for setting in package.elsewhere:
+        out(f"on the cluster: {setting}")
+    metadata = {
+        "sentray": package.arguments[0],
+        "recipe": package.name,
+        "user": user_name(),
+        "digest": digest,
+    }
+    try:
+        start_job(server, job_id, package, environment, metadata, out)
+    except UserError:
+        taken = server.job(job_id)
+        if taken is None:
+            raise
+        if about(taken).get("digest") != digest:
+            raise UserError(
+                f"{server.cluster.address}: the submission id {job_id} is in use by another job "
+                f"({taken.entrypoint}); rename the recipe"
+            ) from None
+        # else the same was submitted a moment ago, by another process
     out(f"submitted {job_id}" + (f", which goes on after {same[0].submission_id}" if same else ""))
     return job_id
 
@@ -84,36 +94,27 @@ def check_ray(server: JobServer) -> None:
         )
 
 
-def _start(
+def start_job(
     server: JobServer,
     job_id: str,
-    digest: str,
     package: Package,
-    file: Path,
     environment: dict[str, str],
+    metadata: dict[str, str],
+    out: Out,
 ) -> None:
-    try:
+    """Uploads a package, whose size it tells first, and starts what is in it."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "package.zip"
+        package.write(file)
+        large = package.large()
+        size = f"package: {file.stat().st_size / 1e6:,.1f} MB"
+        out(f"{size}; large: {large}" if large else size)
         server.submit_job(
             entrypoint=f"{server.cluster.python} start.py",
             submission_id=job_id,
             runtime_env={"working_dir": str(file), "env_vars": environment},
-            metadata={
-                "sentray": package.arguments[0],
-                "recipe": package.name,
-                "user": user_name(),
-                "digest": digest,
-            },
+            metadata=metadata,
         )
-    except UserError:
-        job = server.job(job_id)
-        if job is None:
-            raise
-        if about(job).get("digest") != digest:
-            raise UserError(
-                f"{server.cluster.address}: the submission id {job_id} is in use by another job "
-                f"({job.entrypoint}); rename the recipe"
-            ) from None
-        # else the same was submitted a moment ago, by another process
 
 
 def follow(server: JobServer, job_id: str, out: Out) -> JobDetails:
@@ -142,7 +143,7 @@ def follow(server: JobServer, job_id: str, out: Out) -> JobDetails:
             shown = server.print_log(job_id, shown, QUIET_SECONDS, out)
             lost_at = 0.0
         except Unreachable as error:
-            shown = max(shown, getattr(error, "shown", 0))
+            shown = max(shown, error.shown)
             if not lost_at:
                 out(f"(connection lost, trying again: {error})\n")
                 lost_at = time.monotonic()

@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 import requests
+from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobSubmissionClient
 
 from cluster.settings import ClusterSettings
@@ -30,7 +31,12 @@ for _module in ("dashboard_sdk", "job.sdk"):
 
 
 class Unreachable(UserError):
-    """The cluster does not answer now; it may later."""
+    """The cluster does not answer now; it may later.
+
+    shown: characters of a job's log that were printed before.
+    """
+
+    shown = 0
 
 
 class JobServer(JobSubmissionClient):
@@ -73,9 +79,7 @@ class JobServer(JobSubmissionClient):
             found = super()._do_request(method, endpoint, timeout=REQUEST_SECONDS, **more)
         except requests.exceptions.RequestException as error:
             raise _unreachable(self.cluster.address, error) from None
-        except Exception as error:
-            if type(error).__name__ != "AuthenticationError":
-                raise
+        except AuthenticationError:
             raise UserError(_about_token(self.cluster, bool(self._headers))) from None
         if found.status_code == 400 and "https" in found.text.lower():
             raise UserError(_wants_tls(self.cluster.address))
@@ -148,7 +152,7 @@ class JobServer(JobSubmissionClient):
             return asyncio.run(follow())
         except (aiohttp.ClientError, OSError, RuntimeError) as error:
             lost = _unreachable(self.cluster.address, error)
-            lost.shown = shown  # type: ignore[attr-defined]
+            lost.shown = shown
             raise lost from None
 
 

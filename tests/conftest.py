@@ -1,7 +1,6 @@
 """Shared by all tests: tiny models made here, real data when it is there, one Ray cluster."""
 
 import json
-import logging
 import os
 import shutil
 import sys
@@ -15,6 +14,7 @@ from tests.support import REPOSITORY
 from tests.support.command import Sentray
 from tests.support.models import make_model
 from tests.support.recipes import overridden, tiny, write_recipe
+from tests.support.s3 import s3_server
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -142,15 +142,5 @@ def inputs_made(made_once: Path, tmp_path: Path) -> None:
 @pytest.fixture(scope="session")
 def bucket() -> Iterator[str]:
     """Address of a folder in a bucket of an S3 server on loopback: `bucket.format("folder")`."""
-    import boto3
-    from moto.server import ThreadedMotoServer
-
-    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line for each request
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    _, port = server.get_host_and_port()
-    client = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}", region_name="us-east-1")
-    client.create_bucket(Bucket="bucket")
-    yield f"s3://bucket/{{}}?scheme=http&endpoint_override=127.0.0.1:{port}&region=us-east-1"
-    server.stop()
+    with s3_server("127.0.0.1") as root:
+        yield root

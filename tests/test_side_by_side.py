@@ -112,6 +112,7 @@ def test_a_second_search_waits_and_finds_what_the_first_has_found(sentray, tiny_
     assert len([line for line in lines if '"status": "finished"' in line]) >= 2
 
 
+@pytest.mark.thorough
 def test_recipes_of_other_names_share_what_they_both_need(sentray, tiny_recipe, undisturbed):
     """Artifacts bear the name of the recipe that made them; the other one finds them anyway."""
     overrides = ("evaluate.speed=false",)

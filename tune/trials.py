@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from pipeline.run.work import NodeWork
-from pipeline.store.artifacts import Manifest
+from pipeline.store.manifest import Manifest
 from stages.contract import Fingerprinted, Stage
 from stages.files import Root, storage_error
 from stages.variables import hide_values

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.plan.graph import Node, build_graph
-from pipeline.store.artifacts import ArtifactStore, Manifest
+from pipeline.store.artifacts import ArtifactStore
 from pipeline.store.history import last_settings
+from pipeline.store.manifest import Manifest
 from stages.errors import UserError
 from stages.files import masked_uri
 from stages.recipe import Recipe

@@ -13,7 +13,8 @@ from typing import Any
 
 from pipeline.plan.graph import Node
 from pipeline.run.pools import PoolSettings
-from pipeline.store.artifacts import Artifact, ArtifactStore, ShardRecord, new_manifest
+from pipeline.store.artifacts import Artifact, ArtifactStore
+from pipeline.store.manifest import ShardRecord, new_manifest
 from stages.contract import Say, Shard
 from stages.files import Root
 

@@ -13,15 +13,21 @@ the same artifact at once harmless: neither overwrites what the other's manifest
 import hashlib
 import json
 import os
-import platform
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from pipeline.store.manifest import (
+    FileRecord,
+    Manifest,
+    ShardRecord,
+    read_manifest,
+    read_shard,
+)
 from stages.content import cache_folder
 from stages.errors import StorageError, UserError
 from stages.files import Root
@@ -29,58 +35,6 @@ from stages.files import Root
 MANIFEST = "manifest.json"
 # How names of artifacts' folders end: with the first digits of the fingerprint.
 FINGERPRINTED = re.compile(r"-[0-9a-f]{8}$")
-
-
-@dataclass(frozen=True)
-class FileRecord:
-    """One stored file: its path inside the artifact, and what it must contain."""
-
-    path: str
-    sha256: str
-    num_bytes: int
-
-
-@dataclass(frozen=True)
-class ShardRecord:
-    number: int
-    num_rows: int
-    files: dict[str, FileRecord]
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """Where an artifact comes from and what it holds."""
-
-    kind: str
-    title: str
-    fingerprint: str
-    identity: dict[str, Any]
-    inputs: dict[str, str]
-    shards: list[ShardRecord]
-    files: dict[str, FileRecord]
-    stats: dict[str, Any]
-    created: str
-    seconds: float
-    machine: str
-    recipe: str
-    versions: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def num_rows(self) -> int:
-        return sum(shard.num_rows for shard in self.shards)
-
-
-class Described(Protocol):
-    """What a manifest says of the node that was made."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def title(self) -> str: ...
-    @property
-    def fingerprint(self) -> str: ...
-    @property
-    def identity(self) -> dict[str, Any]: ...
 
 
 class ArtifactStore:
@@ -123,9 +77,7 @@ class ArtifactStore:
             raw = json.loads(self.root.read(f"{folder}/{MANIFEST}"))
         except FileNotFoundError:
             return None
-        raw["shards"] = [_shard(shard) for shard in raw["shards"]]
-        raw["files"] = {name: FileRecord(**record) for name, record in raw["files"].items()}
-        return Manifest(**raw)
+        return read_manifest(raw)
 
     def finished_shards(self, folder: str) -> dict[int, ShardRecord]:
         """The ledger: shards whose record and data are there, published or not."""
@@ -133,7 +85,7 @@ class ArtifactStore:
         sizes = self.root.sizes(folder)
         for name in sizes:
             if name.startswith("shards/") and name[7:].removesuffix(".json").isdecimal():
-                record = _shard(json.loads(self.root.read(f"{folder}/{name}")))
+                record = read_shard(json.loads(self.root.read(f"{folder}/{name}")))
                 if not _gone(record.files.values(), sizes):
                     found[record.number] = record
         return found
@@ -371,33 +323,3 @@ def _sha256(file: str, num_bytes: int, mtime_ns: int) -> str:
     the same factors need not read gigabytes again for each."""
     with open(file, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def new_manifest(
-    node: Described,
-    *,
-    recipe: str,
-    inputs: dict[str, str],
-    shards: Sequence[ShardRecord],
-    files: dict[str, FileRecord],
-    stats: dict[str, Any],
-    started: float,
-) -> Manifest:
-    """A manifest stamped with now, this machine, and the seconds since `started`."""
-    from importlib.metadata import version
-
-    return Manifest(
-        kind=node.kind, title=node.title, fingerprint=node.fingerprint, identity=node.identity,
-        inputs=inputs,
-        shards=sorted(shards, key=lambda shard: shard.number), files=files, stats=stats,
-        created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        seconds=round(time.time() - started, 3),
-        machine=f"{platform.machine()}, {os.cpu_count()} cores",
-        recipe=recipe,
-        versions={name: version(name) for name in ("sentray", "torch", "transformers", "ray")},
-    )  # fmt: skip
-
-
-def _shard(raw: dict[str, Any]) -> ShardRecord:
-    files = {name: FileRecord(**record) for name, record in raw["files"].items()}
-    return ShardRecord(raw["number"], raw["num_rows"], files)

@@ -1,6 +1,5 @@
 """Clusters as files, and a real one: a head with a job server and a token, an S3 server."""
 
-import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import yaml
 
 from pipeline.cli import main
 from tests.support.nodes import HERE, Nodes, need_namespaces
+from tests.support.s3 import s3_server
 
 
 @pytest.fixture
@@ -44,18 +44,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
 @pytest.fixture(scope="session")
 def s3(nodes: Nodes) -> Iterator[str]:
     """Storage that all nodes share and nothing else does: `s3.format("folder")` is a root."""
-    import boto3
-    from moto.server import ThreadedMotoServer
-
-    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line for each request
-
-    server = ThreadedMotoServer(ip_address=HERE, port=0, verbose=False)
-    server.start()
-    _, port = server.get_host_and_port()
-    client = boto3.client("s3", endpoint_url=f"http://{HERE}:{port}", region_name="us-east-1")
-    client.create_bucket(Bucket="bucket")
-    yield f"s3://bucket/{{}}?scheme=http&endpoint_override={HERE}:{port}&region=us-east-1"
-    server.stop()
+    with s3_server(HERE) as root:
+        yield root
 
 
 @pytest.fixture

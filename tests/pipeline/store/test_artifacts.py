@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.store.artifacts import ArtifactStore, new_manifest
+from pipeline.store.artifacts import ArtifactStore
+from pipeline.store.manifest import new_manifest
 from stages.errors import UserError
 
 

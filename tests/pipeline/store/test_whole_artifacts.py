@@ -14,7 +14,8 @@ from pipeline.plan.plan import make_plan, plan_text
 from pipeline.recipe.read import load_recipe
 from pipeline.run.runner import check_undamaged, choose
 from pipeline.run.work import works_of
-from pipeline.store.artifacts import MANIFEST, ArtifactStore, new_manifest
+from pipeline.store.artifacts import MANIFEST, ArtifactStore
+from pipeline.store.manifest import new_manifest
 from stages.errors import UserError
 from stages.rewrite.rewrites import REWRITES
 from stages.rows import npy_bytes

@@ -1,0 +1,98 @@
+"""What a manifest says of an artifact, and the records of its shards and files."""
+
+import os
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """One stored file: its path inside the artifact, and what it must contain."""
+
+    path: str
+    sha256: str
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    number: int
+    num_rows: int
+    files: dict[str, FileRecord]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Where an artifact comes from and what it holds."""
+
+    kind: str
+    title: str
+    fingerprint: str
+    identity: dict[str, Any]
+    inputs: dict[str, str]
+    shards: list[ShardRecord]
+    files: dict[str, FileRecord]
+    stats: dict[str, Any]
+    created: str
+    seconds: float
+    machine: str
+    recipe: str
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(shard.num_rows for shard in self.shards)
+
+
+class Described(Protocol):
+    """What a manifest says of the node that was made."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def identity(self) -> dict[str, Any]: ...
+
+
+def new_manifest(
+    node: Described,
+    *,
+    recipe: str,
+    inputs: dict[str, str],
+    shards: Sequence[ShardRecord],
+    files: dict[str, FileRecord],
+    stats: dict[str, Any],
+    started: float,
+) -> Manifest:
+    """A manifest stamped with now, this machine, and the seconds since `started`."""
+    from importlib.metadata import version
+
+    return Manifest(
+        kind=node.kind, title=node.title, fingerprint=node.fingerprint, identity=node.identity,
+        inputs=inputs,
+        shards=sorted(shards, key=lambda shard: shard.number), files=files, stats=stats,
+        created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        seconds=round(time.time() - started, 3),
+        machine=f"{platform.machine()}, {os.cpu_count()} cores",
+        recipe=recipe,
+        versions={name: version(name) for name in ("sentray", "torch", "transformers", "ray")},
+    )  # fmt: skip
+
+
+def read_manifest(raw: dict[str, Any]) -> Manifest:
+    """A manifest from its JSON."""
+    shards = [read_shard(shard) for shard in raw["shards"]]
+    files = {name: FileRecord(**record) for name, record in raw["files"].items()}
+    return Manifest(**raw | {"shards": shards, "files": files})
+
+
+def read_shard(raw: dict[str, Any]) -> ShardRecord:
+    """A shard's record from its JSON."""
+    files = {name: FileRecord(**record) for name, record in raw["files"].items()}
+    return ShardRecord(raw["number"], raw["num_rows"], files)
