@@ -34,7 +34,12 @@ BAD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", BAD)
+SLOW = {"the same under Ray Train"}  # two workers start
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.thorough] * (case in SLOW)) for case in BAD]
+)
 def test_errors_of_workers_reach_the_user_as_one_message(
     sentray, tiny_recipe, inputs_made, tmp_path, case
 ):
