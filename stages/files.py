@@ -7,11 +7,11 @@ publish an object only when its upload is closed, so the bytes are complete befo
 import errno
 import os
 import re
-import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import pyarrow as pa
 from pyarrow import fs as pafs
@@ -137,13 +137,25 @@ class Root:
         for file in sorted(path for path in local.rglob("*") if path.is_file()):
             self.write(f"{name}/{file.relative_to(local).as_posix()}", file.read_bytes())
 
+    def download(self, name: str, to: BinaryIO) -> None:
+        """Copies a file into an open local one, a piece at a time.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        for piece in self._pieces(name):
+            to.write(piece)  # out here: what goes wrong is not the storage's fault
+
+    def _pieces(self, name: str) -> Iterator[bytes]:
+        with self._readable_errors(), self.fs.open_input_stream(self.path(name)) as stream:
+            while piece := stream.read(1 << 20):
+                yield piece
+
     def get_folder(self, name: str, local: Path) -> None:
         """Copies every file under `name` into a local folder, without the subfolders' names."""
-        for info in self.fs.get_file_info(pafs.FileSelector(self.path(name), recursive=True)):
-            if info.type == pafs.FileType.File:
-                with self.fs.open_input_stream(info.path) as source:
-                    with (local / info.base_name).open("wb") as target:
-                        shutil.copyfileobj(source, target)
+        for path in self.sizes(name):
+            with (local / path.rpartition("/")[2]).open("wb") as file:
+                self.download(f"{name}/{path}", file)
 
     def delete(self, name: str) -> None:
         """Removes a file or a folder; no error when it is not there."""

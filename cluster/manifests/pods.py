@@ -11,6 +11,7 @@ from typing import Any
 from cluster.manifests.settings import KubeRaySettings
 from cluster.settings import ClusterSettings
 from pipeline.run.pools import PoolSettings
+from pipeline.store.copies import LIMIT
 from stages.errors import UserError
 
 # User of the images in cluster/images.
@@ -145,6 +146,8 @@ class Pods:
         plain = {
             "HOME": "/tmp",
             "XDG_CACHE_HOME": "/tmp/cache",
+            # by itself it would look at the free disk of the machine, and the pod be evicted
+            LIMIT: f"{self._settings.scratch_gb / 2:g}",
             "RAY_JOB_STOP_WAIT_TIME_S": str(self._cluster.stop_seconds),
         }
         plain |= self._cluster.variables

@@ -19,6 +19,7 @@ from pipeline.run.board import poster, stop_of
 from pipeline.run.placement import Place, place_of, use_assigned_cores
 from pipeline.run.rows import make_rows
 from pipeline.run.work import NodeWork
+from pipeline.store.copies import used_meanwhile
 from stages.contract import RowWise, Say, Workers
 from stages.errors import UserError
 from stages.plugins import plugin_version
@@ -101,7 +102,8 @@ def _make_here(works: Sequence[NodeWork]) -> None:
 
 def _make_there(works: Sequence[NodeWork], board: Any) -> None:
     use_assigned_cores()
-    _make_here([_connected(work, board) for work in works])
+    with used_meanwhile():  # the process goes on to other nodes
+        _make_here([_connected(work, board) for work in works])
 
 
 def _connected(work: NodeWork, board: Any) -> NodeWork:

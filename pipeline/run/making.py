@@ -18,6 +18,7 @@ from pipeline.run.progress import Progress
 from pipeline.run.scheduler import run_ready
 from pipeline.run.stopping import asked_by_signals
 from pipeline.run.work import NodeWork, works_of
+from pipeline.store.copies import used_meanwhile
 from pipeline.store.leases import Lease, Leases
 from stages.builtin import BUILTIN
 from stages.errors import Stopped
@@ -143,7 +144,8 @@ class _Making:
             if work.name in self._again:  # not before: what goes wrong earlier must lose nothing
                 work.remove()
                 work.root.delete(work.scratch)
-        make_nodes(works, self._board, progress.of)
+        with used_meanwhile():
+            make_nodes(works, self._board, progress.of)
         progress.relay(self._board)  # what its workers said last, before "done"
         for work in works:
             seconds = clock(time.time() - work.started)

@@ -12,6 +12,7 @@ import ray
 from pipeline.run.board import stop_of
 from pipeline.run.placement import place_of, use_assigned_cores
 from pipeline.run.work import NodeWork
+from pipeline.store.copies import used_meanwhile
 from stages.contract import RowWise, Say, Shard
 from stages.errors import Stopped, UserError
 from stages.text import clock
@@ -54,7 +55,8 @@ class ShardActor:
                 raise Stopped
             if self._make is None:
                 self._make = self._open(self._work)
-            shard = self._make(number)
+            with used_meanwhile():
+                shard = self._make(number)
             if shard is not None:
                 self._work.put_shard(number, shard)
                 rows = shard.num_rows

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from pipeline.store.copies import LIMIT
 from stages.errors import UserError
 
 SIOCGIFADDR = 0x8915  # netdevice(7): the address of an interface
@@ -33,6 +34,8 @@ def ray_session(address: str | None) -> Iterator[None]:
         "env_vars": {"TOKENIZERS_PARALLELISM": "false", "RAY_AIR_NEW_OUTPUT": "0"},
         "worker_process_setup_hook": "pipeline.run.session.meet_at_own_address",
     }
+    if LIMIT in os.environ:
+        environment["env_vars"][LIMIT] = os.environ[LIMIT]
     os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")
     address = address or os.environ.get("RAY_ADDRESS")
     if address is not None:

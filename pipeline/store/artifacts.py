@@ -17,10 +17,11 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from pipeline.store.copies import byte_limit, local_copy
 from pipeline.store.manifest import (
     FileRecord,
     Manifest,
@@ -28,7 +29,6 @@ from pipeline.store.manifest import (
     read_manifest,
     read_shard,
 )
-from stages.content import cache_folder
 from stages.errors import StorageError, UserError
 from stages.files import Root
 
@@ -166,7 +166,8 @@ class ArtifactStore:
         self.root.delete(folder)
 
     def check_writable(self) -> None:
-        """Raises UserError early when nothing can be stored here."""
+        """Raises UserError early when nothing can be stored here, or read from here."""
+        byte_limit()
         probe = f".writable-{os.getpid()}-{time.time_ns()}"
         self.root.write(probe, b"")
         self.root.delete(probe)
@@ -258,17 +259,20 @@ class Artifact:
     def _verified(self, record: FileRecord) -> Path:
         name = f"{self.folder}/{record.path}"
         local = self._root.local_path(name)
+        try:
+            if local is None:
+                local = local_copy(
+                    f"{self.manifest.fingerprint[:16]}/{record.path}",
+                    record.num_bytes,
+                    partial(_holds, record),
+                    partial(self._root.download, name),
+                )
+            elif not _holds(record, local):
+                local.stat()  # raises where there is none
+                local = None
+        except FileNotFoundError:
+            raise self._damaged(f"{record.path} is gone") from None
         if local is None:
-            local = cache_folder() / "files" / self.manifest.fingerprint[:16] / record.path
-            if not _holds(local, record):  # a damaged copy is fetched again
-                try:
-                    data = self._root.read(name)
-                except FileNotFoundError:
-                    raise self._damaged(f"{record.path} is gone") from None
-                Root(str(local.parent)).write(local.name, data)
-        if not local.exists():
-            raise self._damaged(f"{record.path} is gone")
-        if not _holds(local, record):
             raise self._damaged(f"{record.path} has changed since it was published")
         return local
 
@@ -310,7 +314,7 @@ def _listed(what: str, numbers: Sequence[int]) -> str:
     return f"{what}{'s' if len(numbers) > 1 else ''} {shown}"
 
 
-def _holds(file: Path, record: FileRecord) -> bool:
+def _holds(record: FileRecord, file: Path) -> bool:
     if not file.exists():
         return False
     stat = file.stat()

@@ -115,6 +115,14 @@ def test_pools_of_one_size_need_no_autoscaler(manifest):
     assert not spec["headGroupSpec"]["template"]["spec"]["automountServiceAccountToken"]
 
 
+def test_copies_of_artifacts_fit_into_the_volume(manifest):
+    manifest("kuberay", kuberay=FULL | {"scratch_gb": 30})
+    (pod, *_) = pods(made("cluster.yaml"))
+    limits = [one["value"] for one in pod["containers"][0]["env"] if "CACHE_GB" in one["name"]]
+    assert limits == ["15"]
+    assert {"sizeLimit": "30G"} in [volume.get("emptyDir") for volume in pod["volumes"]]
+
+
 def test_no_container_is_root_or_writes_outside_of_a_volume(manifest):
     manifest("kuberay", kuberay=FULL)
     documents = [made(file) for file in ("job.yaml", "cron.yaml", "cluster.yaml")]
