@@ -61,7 +61,8 @@ def compare(recipe, plan, rounds) -> None:  # type: ignore[no-untyped-def]
     with ray_session(None):
 
         def stage() -> None:
-            make(plan, [plan.graph["embed:minilm"]], {"embed:minilm"}, lambda line: None, {})
+            node = plan.graph["embed:minilm"]
+            make(plan, [node], {node.name}, lambda line: None, {}, "history/throughput")
 
         ways = {
             "theirs": lambda: theirs.encode(texts, show_progress_bar=False),

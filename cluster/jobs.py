@@ -62,6 +62,7 @@ def submit(package: Package, server: JobServer, out: Out) -> str:
             ) from None
         # else the same was submitted a moment ago, by another process
     out(f"submitted {job_id}" + (f", which goes on after {same[0].submission_id}" if same else ""))
+    out(f"{server.cluster.address}/#/jobs/{job_id}")
     return job_id
 
 

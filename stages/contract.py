@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol
 
 from stages.files import Root
@@ -52,6 +53,9 @@ class Resources:
     secrets: tuple[str, ...] = ()
 
 
+NO_FIGURES: Mapping[str, float] = MappingProxyType({})
+
+
 @dataclass(frozen=True)
 class Shard:
     """One shard's files by name, ready to be stored, and its number of rows."""
@@ -79,9 +83,14 @@ class Artifact(Protocol):
 
 
 class Say(Protocol):
-    """Tells the user how far a node is; what is not important is said now and then only."""
+    """Tells how far a node is: the user `text`, the run's log and monitoring `figures` too.
 
-    def __call__(self, text: str, important: bool = False) -> None: ...
+    What is not important is shown now and then only.
+    """
+
+    def __call__(
+        self, text: str, important: bool = False, figures: Mapping[str, float] = NO_FIGURES
+    ) -> None: ...
 
 
 class Work(Protocol):
@@ -91,7 +100,8 @@ class Work(Protocol):
     the artifact is published. attempt: eight hexadecimal digits; another process that makes the
     same artifact, and was thought dead, has others. owner: short name of the artifact, e.g. in a
     journal that others share. stopping: whether the run is to end: what can be kept is then put
-    away, and `Stopped` raised.
+    away, and `Stopped` raised. count_tokens: adds what a model was fed, so that the share of
+    padding is known: tokens, and all positions of their batches.
     """
 
     @property
@@ -108,7 +118,10 @@ class Work(Protocol):
     def input_names(self) -> list[str]: ...
     def input(self, name: str) -> Artifact: ...
     def secret(self, variable: str) -> str: ...
-    def say(self, text: str, important: bool = False) -> None: ...
+    def say(
+        self, text: str, important: bool = False, figures: Mapping[str, float] = NO_FIGURES
+    ) -> None: ...
+    def count_tokens(self, tokens: int, positions: int) -> None: ...
     def stopping(self) -> bool: ...
     def missing_shards(self) -> list[int]: ...
     def put_shard(self, number: int, shard: Shard) -> None: ...

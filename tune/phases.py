@@ -10,7 +10,7 @@ space, goes on with what is missing. A finished one is shown again without Ray.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -19,9 +19,11 @@ import yaml
 from pipeline.plan.plan import make_plan
 from pipeline.recipe.read import dump_recipe
 from pipeline.report.figures import Results, collect
+from pipeline.run.metrics import RunMetrics
 from pipeline.run.runner import check_nodes, make_needed, run
 from pipeline.run.work import NodeWork
 from pipeline.store.leases import Leases
+from stages.contract import NO_FIGURES
 from stages.errors import UserError
 from stages.packages import need
 from tune.assignment import Assignment, Member
@@ -93,7 +95,7 @@ def run_search(search: Search, address: str | None, out: Callable[[str], None]) 
 def _wait_for_others(search: Search, leases: Leases, out: Callable[[str], None]) -> None:
     """Until no other process runs this search; what it has found is this one's."""
 
-    def say(text: str, important: bool = False) -> None:
+    def say(text: str, important: bool = False, figures: Mapping[str, float] = NO_FIGURES) -> None:
         out(f"search {search.name}: {text}")
 
     leases.take(search.folder, lambda: False, say, lambda: "searching")
@@ -198,7 +200,7 @@ class _Phases:
                 run(recipe, self._address, pools=search.pools, out=self._out)
             elif tests:
                 self._open()
-                make_needed(recipe, tests, self._out, search.pools)
+                make_needed(recipe, tests, self._out, search.pools, search.folder)
             results[trial.seed] = collect(plan)
         return results
 
@@ -225,12 +227,14 @@ class _Phases:
     def _run(self, searcher: Searcher, seeds: list[int], phase: Phase) -> None:
         """Trains what is not known. Confirmations have no budget, and are not stopped early."""
         table = LiveTable(self._search, self._out)
+        metrics = RunMetrics(self._search.name)
         may_start = self._within_budget if phase == "search" else lambda: True
 
         def watch(queue: TrialQueue, trial: Trial | None) -> None:
             if trial is not None:
                 self._keeper.add(trial)
             table.show(queue, trial)
+            metrics.figures("search", table.figures)
 
         queue = TrialQueue(self._search, self._log, searcher, seeds, phase, may_start, watch)
         first = queue.peek()
@@ -247,7 +251,8 @@ class _Phases:
         reservation = trial_resources(self._search.settings, work, self._out)
         for recipe in preparations(self._search):
             inputs = make_plan(recipe).nodes["train"].node.inputs
-            make_needed(recipe, inputs.values(), self._out, self._search.pools)
+            search = self._search
+            make_needed(recipe, inputs.values(), self._out, search.pools, search.folder)
         return reservation
 
     def _open(self) -> None:
@@ -258,5 +263,5 @@ class _Phases:
         self._out(f"{self._search.name}: starting Ray")
         from pipeline.run.session import ray_session
 
-        self._stack.enter_context(ray_session(self._address))
+        self._stack.enter_context(ray_session(self._address, self._out))
         self._is_open = True

@@ -56,6 +56,20 @@ class LiveTable:
         for line in lines if terminal else lines[:1]:
             self._out(line)
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """How many trials ended how, and the best score, for monitoring."""
+        counts = Counter(trial.status for trial in self._ended.values())
+        found: dict[str, float] = {f"trials_{status}": count for status, count in counts.items()}
+        if (best := self._best()) is not None:
+            found["best_score"] = best.score or 0.0
+        return found
+
+    def _best(self) -> Trial | None:
+        trials = [t for t in self._ended.values() if t.status == "finished" and t.score is not None]
+        choose = max if self._search.settings.maximise else min
+        return choose(trials, key=lambda trial: trial.score or 0.0, default=None)
+
     def _clear(self) -> None:
         if self._num_lines:
             print(f"\x1b[{self._num_lines}F\x1b[J", end="")
@@ -64,11 +78,8 @@ class LiveTable:
     def _summary(self, queue: TrialQueue) -> str:
         ended = list(self._ended.values())
         counts = ", ".join([f"{len(queue.running)} running", *status_counts(ended)])
-        scored = [t for t in ended if t.status == "finished" and t.score is not None]
         text = f"{time.strftime('%H:%M:%S')}  {queue.phase:<8} {counts}"
-        if scored:
-            choose = max if self._search.settings.maximise else min
-            best = choose(scored, key=lambda trial: trial.score or 0.0)
+        if (best := self._best()) is not None:
             score = shown_score(best.score or 0.0)
             text += f"; best {score} ({values_text(best.values)}, seed {best.seed})"
         made = [trial for trial in ended if trial.ended >= self._began and not trial.reused]

@@ -42,10 +42,15 @@ def show(what: str, storage: str, num_rows: int, plugins: Sequence[str] = ()) ->
 def _run(store: ArtifactStore, record: str) -> str:
     nodes = json.loads(store.root.read(f"{record}/run.json"))
     lines = [record]
+    width = max(map(len, nodes), default=0)
     for name, entry in nodes.items():
         manifest = store.manifest(entry["folder"])
         state = f"{manifest.created}, {manifest.seconds:,.0f} s" if manifest else "not finished"
-        lines.append(f"  {name:<18} {entry['folder']:<40} {state}")
+        if manifest and str(manifest.usage):
+            state += f" ({manifest.usage})"
+        lines.append(f"  {name:<{width}} {entry['folder']:<40} {state}")
+    if store.root.list(f"{record}/log"):
+        lines.append(f"log: {store.root.shown(record)}/log")
     if store.root.exists(f"{record}/results.json"):
         raw = json.loads(store.root.read(f"{record}/results.json"))
         if "measurements" in raw:
@@ -62,6 +67,7 @@ def _artifact(
     lines = [
         artifact.folder,
         f"  made      {manifest.created} in {manifest.seconds:,.0f} s by recipe {manifest.recipe}",
+        *([f"  took      {manifest.usage}"] if str(manifest.usage) else []),
         f"  machine   {manifest.machine}; "
         + ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),
         f"  print     {manifest.fingerprint}",

@@ -1,14 +1,17 @@
 """How workers tell the driver how far they are and what went wrong, and hear that they must end."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from stages.contract import Say
+from stages.contract import NO_FIGURES, Say
 from stages.errors import UserError
+
+# A node's name, and what was said about it: see `Say`.
+News = tuple[str, str, bool, dict[str, float]]
 
 
 @ray.remote(num_cpus=0)
@@ -16,12 +19,12 @@ class Board:
     """Collects what workers say until the driver takes it."""
 
     def __init__(self) -> None:
-        self._news: list[tuple[str, str, bool]] = []
+        self._news: list[News] = []
         self._errors: dict[str, UserError] = {}
         self._asked = False
 
-    def post(self, node: str, text: str, important: bool) -> None:
-        self._news.append((node, text, important))
+    def post(self, *news: *News) -> None:
+        self._news.append(news)
 
     def post_error(self, node: str, error: UserError) -> None:
         self._errors[node] = error
@@ -36,7 +39,7 @@ class Board:
     def asked_to_stop(self) -> bool:
         return self._asked
 
-    def take(self) -> list[tuple[str, str, bool]]:
+    def take(self) -> list[News]:
         news, self._news = self._news, []
         return news
 
@@ -52,10 +55,15 @@ def start_board() -> Any:
 def poster(node: str, board: Any) -> Say:
     """What a worker says about a node goes to the board."""
 
-    def say(text: str, important: bool = False) -> None:
-        board.post.remote(node, text, important)
+    def say(text: str, important: bool = False, figures: Mapping[str, float] = NO_FIGURES) -> None:
+        board.post.remote(node, text, important, dict(figures))
 
     return say
+
+
+def wait_until_told(board: Any) -> None:
+    """Until the board has all that this process has posted: it takes calls in their order."""
+    ray.get(board.asked_to_stop.remote())
 
 
 def stop_of(board: Any) -> Callable[[], bool]:

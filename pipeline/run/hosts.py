@@ -15,21 +15,25 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from pipeline.run.board import poster, stop_of
-from pipeline.run.placement import Place, place_of, use_assigned_cores
+from pipeline.run.board import poster, stop_of, wait_until_told
+from pipeline.run.meter import Meter
+from pipeline.run.placement import Place, assigned_cores, place_of, use_assigned_cores
+from pipeline.run.progress import NodeProgress
 from pipeline.run.rows import make_rows
 from pipeline.run.work import NodeWork
 from pipeline.store.copies import used_meanwhile
-from stages.contract import RowWise, Say, Workers
+from stages.contract import RowWise, Workers
 from stages.errors import UserError
 from stages.plugins import plugin_version
 
 
-def make_nodes(works: Sequence[NodeWork], board: Any, say: Callable[[str], Say]) -> None:
+def make_nodes(
+    works: Sequence[NodeWork], board: Any, progress: Callable[[str], NodeProgress]
+) -> None:
     """Makes nodes that share what they load (mostly: one node); returns when all are published.
 
     Args:
-        say: for a node's name, what takes progress in the driver.
+        progress: for a node's name, what takes progress in the driver.
 
     Raises:
         UserError: as the stage raised it, without Ray's wrapping.
@@ -40,10 +44,10 @@ def make_nodes(works: Sequence[NodeWork], board: Any, say: Callable[[str], Say])
     works = [replace(work, secrets=secrets) for work in works]
     if isinstance(stage, RowWise):
         for work in works:
-            make_rows(work, stage, say(work.name), board)
-            stage.finish(replace(work, tell=say(work.name)))
+            make_rows(work, stage, progress(work.name), board)
+            stage.finish(replace(work, tell=progress(work.name)))
     elif resources.in_driver:
-        _make_here([replace(work, tell=say(work.name)) for work in works])
+        _make_here([replace(work, tell=progress(work.name)) for work in works])
     elif resources.workers is not None:
         for work in works:
             make_on_workers(work, resources.workers, board, _make_alone)
@@ -103,12 +107,14 @@ def _make_here(works: Sequence[NodeWork]) -> None:
 def _make_there(works: Sequence[NodeWork], board: Any) -> None:
     use_assigned_cores()
     with used_meanwhile():  # the process goes on to other nodes
-        _make_here([_connected(work, board) for work in works])
+        meter = Meter(assigned_cores())  # of nodes made in turn: each gets what it took
+        _make_here([_connected(work, board, meter) for work in works])
+    wait_until_told(board)
 
 
-def _connected(work: NodeWork, board: Any) -> NodeWork:
+def _connected(work: NodeWork, board: Any, meter: Meter) -> NodeWork:
     """The work in a worker's process: it tells the board, and hears from it."""
-    return replace(work, tell=poster(work.name, board), stopping=stop_of(board))
+    return replace(work, tell=poster(work.name, board), stopping=stop_of(board), meter=meter)
 
 
 def _make_alone(work: NodeWork) -> None:
@@ -164,7 +170,13 @@ def _group(work: NodeWork, workers: Workers, board: Any, make: Callable[[NodeWor
     scratch = f"work/ray/{work.node.fingerprint[:8]}-{time.time_ns()}"
     trainer = TorchTrainer(
         _make_in_group,
-        train_loop_config={"work": work, "board": board, "make": make, "cores": cores},
+        train_loop_config={
+            "work": work,
+            "board": board,
+            "make": make,
+            "cores": cores,
+            "workers": workers.count,
+        },
         torch_config=TorchConfig(backend="nccl" if gpus else "gloo"),
         scaling_config=ScalingConfig(
             num_workers=workers.count,
@@ -201,7 +213,9 @@ def _make_in_group(config: dict[str, Any]) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     torch.set_num_threads(config["cores"])
     try:
-        config["make"](_connected(work, board))
+        meter = Meter(config["cores"], processes=config["workers"])
+        config["make"](_connected(work, board, meter))
+        wait_until_told(board)
     except UserError as error:
         ray.get(board.post_error.remote(work.name, error))
         raise  # so that Ray Train ends the other workers, which may wait for this one

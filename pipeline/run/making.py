@@ -12,6 +12,8 @@ from typing import Any
 
 from pipeline.plan.graph import Node
 from pipeline.plan.plan import Plan
+from pipeline.run.log import RunLog
+from pipeline.run.metrics import RunMetrics
 from pipeline.run.placement import place
 from pipeline.run.pools import PoolSettings
 from pipeline.run.progress import Progress
@@ -23,7 +25,6 @@ from pipeline.store.leases import Lease, Leases
 from stages.builtin import BUILTIN
 from stages.errors import Stopped
 from stages.plugins import load_extensions
-from stages.text import clock
 
 
 def make(
@@ -32,11 +33,13 @@ def make(
     again: set[str],
     out: Callable[[str], None],
     pools: Mapping[str, PoolSettings],
+    record: str,
 ) -> None:
     """Makes nodes of a plan, within a Ray session.
 
     Args:
-        again: those that are forgotten first. pools: where stages run.
+        again: those that are forgotten first. pools: where stages run. record: folder of what is
+            kept of the run, to get its log.
 
     Raises:
         UserError: as the stages do, and for a node that can never be placed, before any is made.
@@ -55,8 +58,13 @@ def make(
     for node in wanted:
         if not node.stage.resources().in_driver:
             place(node.stage, node.name, pools)
-    board, progress = start_board(), Progress(out)
-    with Leases(plan.store.root, out) as leases, asked_by_signals(out) as asked:
+    board = start_board()
+    with (
+        RunLog(plan.store.root, f"{record}/log", out) as log,
+        Leases(plan.store.root, out) as leases,
+        asked_by_signals(out) as asked,
+    ):
+        progress = Progress(out, log, RunMetrics(plan.recipe.name))
         making = _Making(plan, wanted, again, pools, board, progress, leases)
 
         def ask() -> None:
@@ -140,7 +148,7 @@ class _Making:
 
         progress = self._progress
         for work in works:
-            progress.say(work.name, "started", important=True)
+            progress.of(work.name).started()
             if work.name in self._again:  # not before: what goes wrong earlier must lose nothing
                 work.remove()
                 work.root.delete(work.scratch)
@@ -148,8 +156,12 @@ class _Making:
             make_nodes(works, self._board, progress.of)
         progress.relay(self._board)  # what its workers said last, before "done"
         for work in works:
-            seconds = clock(time.time() - work.started)
-            progress.say(work.name, f"done in {seconds} -> {work.folder}", important=True)
+            manifest = work.store.manifest(work.folder)
+            assert manifest is not None
+            told = progress.of(work.name)
+            if not work.node.stage.row_wise:  # else each shard was counted when it was made
+                told.made(manifest.num_rows, len(manifest.shards), manifest.usage)
+            told.done(time.time() - work.started, work.folder, manifest.usage)
 
     def _check_rows(self, root: str) -> None:
         """Looks at the number of rows that a node gave, for all nodes that read them."""

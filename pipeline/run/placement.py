@@ -138,5 +138,11 @@ def use_assigned_cores() -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # read when torch first asks for a GPU
     import torch
 
-    cores = ray.get_runtime_context().get_assigned_resources().get("CPU", 1)
-    torch.set_num_threads(max(1, int(cores)))
+    torch.set_num_threads(max(1, int(assigned_cores())))
+
+
+def assigned_cores() -> float:
+    """Cores that Ray gave this process."""
+    import ray
+
+    return float(ray.get_runtime_context().get_assigned_resources().get("CPU", 1))

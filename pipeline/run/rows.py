@@ -4,16 +4,19 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import ray
 
 from pipeline.run.board import stop_of
-from pipeline.run.placement import place_of, use_assigned_cores
+from pipeline.run.meter import Meter
+from pipeline.run.placement import assigned_cores, place_of, use_assigned_cores
+from pipeline.run.progress import NodeProgress
 from pipeline.run.work import NodeWork
 from pipeline.store.copies import used_meanwhile
-from stages.contract import RowWise, Say, Shard
+from pipeline.store.manifest import NO_USAGE, Usage
+from stages.contract import RowWise, Shard
 from stages.errors import Stopped, UserError
 from stages.text import clock
 
@@ -42,14 +45,16 @@ class ShardActor:
         board: Any,
     ) -> None:
         use_assigned_cores()
-        self._work = replace(work, stopping=stop_of(board))
         self._open = open_pass
         self._make: Callable[[int], Shard | None] | None = None
+        self._meter = Meter(assigned_cores())
+        self._work = replace(work, stopping=stop_of(board), meter=self._meter)
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         if row.get("error"):  # of the pass before
             return row
         number, rows = int(row["shard"]), 0
+        usage = Usage(*(row.get(field.name, 0) for field in fields(Usage)))  # of the passes before
         try:
             if self._work.stopping():
                 raise Stopped
@@ -57,17 +62,18 @@ class ShardActor:
                 self._make = self._open(self._work)
             with used_meanwhile():
                 shard = self._make(number)
+            usage += self._meter.lap()
             if shard is not None:
-                self._work.put_shard(number, shard)
+                self._work.put_shard(number, shard, usage)
                 rows = shard.num_rows
-            return {"shard": number, "rows": rows, "error": ""}
+            return {"shard": number, "rows": rows, "error": ""} | asdict(usage)
         except Stopped:
-            return {"shard": number, "rows": 0, "error": STOPPED}
+            return {"shard": number, "rows": 0, "error": STOPPED} | asdict(usage)
         except UserError as error:
-            return {"shard": number, "rows": 0, "error": str(error)}
+            return {"shard": number, "rows": 0, "error": str(error)} | asdict(usage)
 
 
-def make_rows(work: NodeWork, stage: RowWise, say: Say, board: Any) -> None:
+def make_rows(work: NodeWork, stage: RowWise, progress: NodeProgress, board: Any) -> None:
     """Makes the missing shards.
 
     A machine that is lost may end all of Ray Data's work (its actors are "unavailable", for which
@@ -77,20 +83,20 @@ def make_rows(work: NodeWork, stage: RowWise, say: Say, board: Any) -> None:
     losses, missing = 0, work.missing_shards()
     while missing:
         try:
-            _make_missing(missing, work, stage, say, board)
+            _make_missing(missing, work, stage, progress, board)
         except LOST as error:
             before, missing = missing, work.missing_shards()
             losses = losses + 1 if len(missing) == len(before) else 1
             if losses > work.node.retries:
                 raise
             lines = str(error).splitlines() or [type(error).__name__]
-            say(f"a machine or process was lost ({lines[0][:120]}); goes on", important=True)
+            progress(f"a machine or process was lost ({lines[0][:120]}); goes on", important=True)
         else:
             return
 
 
 def _make_missing(
-    todo: Sequence[int], work: NodeWork, stage: RowWise, say: Say, board: Any
+    todo: Sequence[int], work: NodeWork, stage: RowWise, progress: NodeProgress, board: Any
 ) -> None:
     """Makes these shards: each goes through the passes, one actor pool for each."""
     from ray.data import ActorPoolStrategy, DataContext
@@ -120,18 +126,27 @@ def _make_missing(
             ray_remote_args_fn=lambda: dict.fromkeys(("max_restarts", "max_task_retries"), retries),
         )
     started = time.monotonic()
-    rows, stopped = 0, False
+    rows, taken, stopped = 0, NO_USAGE, False
     for made, result in enumerate(results.iter_rows(), start=1):
         if result["error"] == STOPPED:
             stopped = True
             continue
         if result["error"]:
             raise UserError(result["error"])
-        rows += result["rows"]
-        seconds = time.monotonic() - started
-        say(
-            f"{total - len(todo) + made}/{total} shards  {rows:,} rows  "
-            f"{rows / seconds:,.0f} rows/s  ETA {clock((len(todo) - made) * seconds / made)}"
+        usage = Usage(*(result[field.name] for field in fields(Usage)))
+        rows, taken = rows + result["rows"], taken + usage
+        seconds, done = time.monotonic() - started, total - len(todo) + made
+        progress.made(result["rows"], 1, usage)
+        progress(
+            f"{done}/{total} shards  {rows:,} rows  {rows / seconds:,.0f} rows/s  "
+            f"ETA {clock((len(todo) - made) * seconds / made)}",
+            figures={
+                "shards": done,
+                "num_shards": total,
+                "rows_per_second": rows / seconds,
+                "processes_busy": taken.seconds / seconds,
+                "padding_share": taken.padding_share,
+            },
         )
     if stopped:
         raise Stopped

@@ -63,8 +63,8 @@ def run(
 
     from pipeline.run.session import ray_session
 
-    with ray_session(address):
-        make(plan, wanted, again, out, pools)
+    with ray_session(address, out):
+        make(plan, wanted, again, out, pools, record)
     finish(plan, record)
     return True
 
@@ -133,9 +133,13 @@ def check_nodes(nodes: Iterable[Node]) -> None:
 
 
 def make_needed(
-    recipe: Recipe, names: Iterable[str], out: Out, pools: Mapping[str, PoolSettings]
+    recipe: Recipe, names: Iterable[str], out: Out, pools: Mapping[str, PoolSettings], record: str
 ) -> None:
-    """Makes these nodes and what they need, where it is missing, within a Ray session."""
+    """Makes these nodes and what they need, where it is missing, within a Ray session.
+
+    Args:
+        record: folder of what is kept of it, to get its log.
+    """
     plan = make_plan(recipe)
     needed = set(names)
     for planned in reversed(plan.nodes.values()):
@@ -143,7 +147,7 @@ def make_needed(
             needed.update(planned.node.inputs.values())
     wanted = [one.node for one in plan.nodes.values() if one.node.name in needed and not one.done]
     check_undamaged(plan, wanted, set())
-    make(plan, wanted, set(), out, pools)
+    make(plan, wanted, set(), out, pools, record)
 
 
 def record_start(plan: Plan) -> str:

@@ -5,7 +5,7 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,10 +16,15 @@ SIOCGIFADDR = 0x8915  # netdevice(7): the address of an interface
 
 
 @contextmanager
-def ray_session(address: str | None) -> Iterator[None]:
+def ray_session(
+    address: str | None, out: Callable[[str], None] = lambda line: None
+) -> Iterator[None]:
     """Joins the cluster at `address` (or the job's own), else starts Ray on this machine.
 
     Within a session another one is the same.
+
+    Args:
+        out: told where Ray's dashboard is, where there is one.
 
     Raises:
         UserError: nothing answers at `address`.
@@ -42,7 +47,7 @@ def ray_session(address: str | None) -> Iterator[None]:
         _check_reachable(address)
     try:
         with _silent_stderr():
-            ray.init(
+            context = ray.init(
                 address=address or "local",
                 runtime_env=environment,
                 logging_level=logging.ERROR,
@@ -55,6 +60,8 @@ def ray_session(address: str | None) -> Iterator[None]:
             f"--address {address}: no Ray cluster can be joined there ({error}). Check the address "
             "and, if the cluster asks for a token, RAY_AUTH_MODE and RAY_AUTH_TOKEN."
         ) from None
+    if context.dashboard_url:
+        out(f"Ray's dashboard: http://{context.dashboard_url}")
     try:
         yield
     finally:

@@ -12,14 +12,15 @@ from types import MappingProxyType
 from typing import Any
 
 from pipeline.plan.graph import Node
+from pipeline.run.meter import Meter
 from pipeline.run.pools import PoolSettings
 from pipeline.store.artifacts import Artifact, ArtifactStore
-from pipeline.store.manifest import ShardRecord, new_manifest
-from stages.contract import Say, Shard
+from pipeline.store.manifest import NO_USAGE, ShardRecord, Usage, new_manifest
+from stages.contract import NO_FIGURES, Say, Shard
 from stages.files import Root
 
 
-def silent(text: str, important: bool = False) -> None:
+def silent(text: str, important: bool = False, figures: Mapping[str, float] = NO_FIGURES) -> None:
     """Tells nobody."""
 
 
@@ -36,6 +37,7 @@ class NodeWork:
     tell: takes progress. stopping: whether the run is to end.
     secrets: values of the environment variables that its stage names.
     pools: where stages run (pipeline/run/placement.py).
+    meter: of the process that works; None: what it takes is not measured.
     attempt: eight digits that no other attempt to make it has; "" where nobody else can.
     """
 
@@ -48,11 +50,12 @@ class NodeWork:
     stopping: Callable[[], bool] = never
     attempt: str = ""
     pools: Mapping[str, PoolSettings] = field(default_factory=dict)
+    meter: Meter | None = None
     secrets: dict[str, str] = field(default_factory=dict, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         # whoever unpickles it says how progress is told, and how it hears of the end
-        return vars(self) | {"tell": silent, "stopping": never}
+        return vars(self) | {"tell": silent, "stopping": never, "meter": None}
 
     @property
     def store(self) -> ArtifactStore:
@@ -89,8 +92,14 @@ class NodeWork:
     def secret(self, variable: str) -> str:
         return self.secrets[variable]
 
-    def say(self, text: str, important: bool = False) -> None:
-        self.tell(text, important)
+    def say(
+        self, text: str, important: bool = False, figures: Mapping[str, float] = NO_FIGURES
+    ) -> None:
+        self.tell(text, important, figures)
+
+    def count_tokens(self, tokens: int, positions: int) -> None:
+        if self.meter is not None:
+            self.meter.count_tokens(tokens, positions)
 
     def expected_rows(self) -> dict[int, int]:
         """Rows that every shard must have, by its number; none of nodes that are not row-wise."""
@@ -109,8 +118,8 @@ class NodeWork:
         """Finished shards of a row-wise node; raises UserError unless all of them are there."""
         return self.store.whole_shards(self.folder, self.expected_rows())
 
-    def put_shard(self, number: int, shard: Shard) -> None:
-        self.store.put_shard(self.folder, number, shard.files, shard.num_rows)
+    def put_shard(self, number: int, shard: Shard, usage: Usage = NO_USAGE) -> None:
+        self.store.put_shard(self.folder, number, shard.files, shard.num_rows, usage)
 
     def read_shard_file(self, name: str) -> Iterator[bytes]:
         """File `name` of every shard, in shard order; the node need not be published."""
@@ -134,14 +143,17 @@ class NodeWork:
         """
         store, node = self.store, self.node
         rows = self.expected_rows() if rows is None else rows
+        shards = store.whole_shards(self.folder, rows)
+        usage = sum((shard.usage for shard in shards), self.meter.lap() if self.meter else NO_USAGE)
         manifest = new_manifest(
             node,
             recipe=node.recipe,
             inputs=self.inputs,
-            shards=store.whole_shards(self.folder, rows),
+            shards=shards,
             files=store.put_files(self.folder, folder) if folder else {},
             stats=stats | {"node": node.name},
             started=self.started,
+            usage=usage,
         )
         store.publish(self.folder, manifest, rows)
         store.root.delete(self.scratch)

@@ -23,9 +23,11 @@ from typing import Any
 
 from pipeline.store.copies import byte_limit, local_copy
 from pipeline.store.manifest import (
+    NO_USAGE,
     FileRecord,
     Manifest,
     ShardRecord,
+    Usage,
     read_manifest,
     read_shard,
 )
@@ -120,7 +122,14 @@ class ArtifactStore:
         more = f" (and {len(gone) - 1} more)" if len(gone) > 1 else ""
         return f"{gone[0]}{more} is gone or has another size"
 
-    def put_shard(self, folder: str, number: int, files: dict[str, bytes], num_rows: int) -> None:
+    def put_shard(
+        self,
+        folder: str,
+        number: int,
+        files: dict[str, bytes],
+        num_rows: int,
+        usage: Usage = NO_USAGE,
+    ) -> None:
         """Stores one shard: data first, then its record."""
         records = {}
         for name, data in files.items():
@@ -129,7 +138,7 @@ class ArtifactStore:
             path = f"shards/{number:05d}.{stem}.{digest[:8]}{suffix}"
             self.root.write(f"{folder}/{path}", data)
             records[name] = FileRecord(path, digest, len(data))
-        record = ShardRecord(number, num_rows, records)
+        record = ShardRecord(number, num_rows, records, usage)
         self.root.write(f"{folder}/shards/{number:05d}.json", json.dumps(asdict(record)).encode())
 
     def put_files(self, folder: str, local: Path) -> dict[str, FileRecord]:

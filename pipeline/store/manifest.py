@@ -4,8 +4,10 @@ import os
 import platform
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, Protocol
+
+from stages.text import clock
 
 
 @dataclass(frozen=True)
@@ -18,10 +20,46 @@ class FileRecord:
 
 
 @dataclass(frozen=True)
+class Usage:
+    """What making took, summed over processes.
+
+    seconds: of processes. core_seconds: of the cores that they were given; cpu_seconds: in which
+    these computed. tokens, positions: what models were fed, without padding and with it.
+    """
+
+    seconds: float = 0.0
+    core_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    tokens: int = 0
+    positions: int = 0
+
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    def __str__(self) -> str:
+        """In words; "" where too little is known."""
+        found = []
+        if self.core_seconds and self.seconds >= 1:
+            found += [f"{clock(self.seconds)} of processes"]
+            found += [f"cores {100 * self.cpu_seconds / self.core_seconds:.0f}% busy"]
+        if self.positions:
+            found += [f"padding {100 * self.padding_share:.1f}%"]
+        return ", ".join(found)
+
+    @property
+    def padding_share(self) -> float:
+        return 1 - self.tokens / self.positions if self.positions else 0.0
+
+
+NO_USAGE = Usage()
+
+
+@dataclass(frozen=True)
 class ShardRecord:
     number: int
     num_rows: int
     files: dict[str, FileRecord]
+    usage: Usage = NO_USAGE
 
 
 @dataclass(frozen=True)
@@ -41,6 +79,7 @@ class Manifest:
     machine: str
     recipe: str
     versions: dict[str, str] = field(default_factory=dict)
+    usage: Usage = NO_USAGE
 
     @property
     def num_rows(self) -> int:
@@ -69,6 +108,7 @@ def new_manifest(
     files: dict[str, FileRecord],
     stats: dict[str, Any],
     started: float,
+    usage: Usage = NO_USAGE,
 ) -> Manifest:
     """A manifest stamped with now, this machine, and the seconds since `started`."""
     from importlib.metadata import version
@@ -81,6 +121,7 @@ def new_manifest(
         seconds=round(time.time() - started, 3),
         machine=f"{platform.machine()}, {os.cpu_count()} cores",
         recipe=recipe,
+        usage=usage,
         versions={name: version(name) for name in ("sentray", "torch", "transformers", "ray")},
     )  # fmt: skip
 
@@ -89,10 +130,11 @@ def read_manifest(raw: dict[str, Any]) -> Manifest:
     """A manifest from its JSON."""
     shards = [read_shard(shard) for shard in raw["shards"]]
     files = {name: FileRecord(**record) for name, record in raw["files"].items()}
-    return Manifest(**raw | {"shards": shards, "files": files})
+    usage = Usage(**raw.get("usage", {}))
+    return Manifest(**raw | {"shards": shards, "files": files, "usage": usage})
 
 
 def read_shard(raw: dict[str, Any]) -> ShardRecord:
     """A shard's record from its JSON."""
     files = {name: FileRecord(**record) for name, record in raw["files"].items()}
-    return ShardRecord(raw["number"], raw["num_rows"], files)
+    return ShardRecord(raw["number"], raw["num_rows"], files, Usage(**raw.get("usage", {})))

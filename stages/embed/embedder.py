@@ -1,6 +1,6 @@
 """Teacher factors: every sentence through an encoder, once. Row-wise: shard in, shard out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -10,11 +10,16 @@ from stages.rows import npy_bytes, unit_rows
 
 
 class Embedder:
-    """Sentences of a shard to factor rows; loads its encoder once and keeps it."""
+    """Sentences of a shard to factor rows; loads its encoder once and keeps it.
 
-    def __init__(self, settings: EncoderSettings) -> None:
+    Args:
+        count: told the tokens and positions of every batch.
+    """
+
+    def __init__(self, settings: EncoderSettings, count: Callable[[int, int], None]) -> None:
         from stages.encoder.model import load_for_inference
 
+        self._count = count
         self._encoder = load_for_inference(settings)
         self._model = settings.model
 
@@ -24,7 +29,7 @@ class Embedder:
         Raises:
             UserError: the encoder gives vectors that are not finite or have no direction.
         """
-        vectors = self._encoder.encode(texts)
+        vectors = self._encoder.encode(texts, self._count)
         norms = np.linalg.norm(vectors, axis=1)
         bad = np.flatnonzero(~(np.isfinite(norms) & (norms > 1e-8)))
         if len(bad):

@@ -35,7 +35,8 @@ class Embed(RowWise):
     def open(self, work: Work) -> Callable[[int], Shard]:
         from stages.embed.embedder import Embedder
 
-        embed, sentences = Embedder(self.encoder.located(work)), work.input("sentences")
+        embed = Embedder(self.encoder.located(work), work.count_tokens)
+        sentences = work.input("sentences")
 
         def make(number: int) -> Shard:
             texts = read_texts(sentences, number)

@@ -4,7 +4,7 @@ Not here: training heads (stages/train/student.py) and anything that writes file
 Shapes: B rows, L tokens, D hidden size, N texts.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -98,11 +98,16 @@ class Encoder(nn.Module):
             position_B = is_mask_BL.argmax(1)
         return states_BLD[torch.arange(len(ids_BL), device=ids_BL.device), position_B]
 
-    def encode(self, texts: Sequence[str]) -> np.ndarray:
+    def encode(
+        self, texts: Sequence[str], count: Callable[[int, int], None] | None = None
+    ) -> np.ndarray:
         """Vectors (N, D) float32 of `texts`, in order, in evaluation mode, not normalised.
 
         Tokenises the next window in a background thread while this one is computed, sorts each
         window by token count and cuts batches by token budget.
+
+        Args:
+            count: told the tokens and the positions, padding included, of every batch.
         """
         out = np.empty((len(texts), self.dimension), dtype=np.float32)
         was_training = self.training
@@ -112,6 +117,8 @@ class Encoder(nn.Module):
                 lengths = np.fromiter((len(row) for row in rows), np.int64, count=len(rows))
                 for batch in token_budget_batches(lengths, self.settings.tokens_per_batch):
                     ids, mask = pad([rows[i] for i in batch], self.tokenizer.pad_id)
+                    if count is not None:
+                        count(int(lengths[batch].sum()), ids.size)
                     ids_BL = torch.from_numpy(ids).to(self.device, non_blocking=True)
                     mask_BL = torch.from_numpy(mask).to(self.device, non_blocking=True)
                     out[start + batch] = self(ids_BL, mask_BL).cpu().numpy()

@@ -90,6 +90,7 @@ class Training:
         self._dev_batches = _dev_batches(engine, data.dev) if data.dev else []
         self.progress = Progress()
         self._best: dict[str, Tensor] | None = None
+        self.tokens, self.positions = 0, 0  # that this worker was fed since it began
         if checkpoints is not None:
             self.resume(checkpoints)
 
@@ -112,7 +113,7 @@ class Training:
             loss, parts = _loss(engine, settings, self._data, batch)
             rate = settings.learning_rate_at(step, self.num_steps)
             norm = engine.step(loss, rate)
-            window.add(loss, parts, norm, batch.num_tokens)
+            window.add(loss, parts, norm, batch)
             progress.step = step + 1
 
             last = progress.step == self.num_steps
@@ -125,6 +126,8 @@ class Training:
                 if evaluate:
                     row |= self._evaluate()
                 progress.history.append(row)
+                self.tokens += window.tokens
+                self.positions += window.positions
                 yield row
                 if save and self._checkpoints is not None:
                     self.save(self._checkpoints)
@@ -252,13 +255,14 @@ class _Window:
         self._first_step = first_step
         self._started = time.perf_counter()
         self._sums: dict[str, Tensor] = {}
-        self._tokens = 0
+        self.tokens, self.positions = 0, 0
 
-    def add(self, loss: Tensor, parts: dict[str, Tensor], norm: Tensor, tokens: int) -> None:
+    def add(self, loss: Tensor, parts: dict[str, Tensor], norm: Tensor, batch: Batch) -> None:
         values = {"loss": loss.detach(), "gradient_norm": norm.detach(), **parts}
         for name, value in values.items():
             self._sums[name] = self._sums[name] + value if name in self._sums else value
-        self._tokens += tokens
+        self.tokens += batch.num_tokens
+        self.positions += batch.ids_VbL.numel()
 
     def row(self, step: int, num_steps: int, rate: float, engine: Engine) -> dict[str, Any]:
         count = step - self._first_step
@@ -273,7 +277,8 @@ class _Window:
             )
         seconds = time.perf_counter() - self._started
         row["seconds_per_step"] = seconds / count
-        row["tokens_per_second"] = self._tokens * engine.num_workers / seconds
+        row["tokens_per_second"] = self.tokens * engine.num_workers / seconds
+        row["padding_share"] = 1 - self.tokens / self.positions
         row["peak_memory_gib"] = peak_memory_bytes(engine.student.encoder.device) / 2**30
         return row
 

@@ -38,7 +38,7 @@ def train(stage: Train, work: Work) -> None:
         if writer:
             writer.add(row)
         if is_first:
-            work.say(_training_line(row), important="dev_spearman" in row)
+            work.say(_training_line(row), important="dev_spearman" in row, figures=row)
         training.put_away_if(is_first and work.stopping())
     if writer:
         writer.close()
@@ -124,6 +124,7 @@ def publish_training(work: Work, training: Training, **more: Any) -> None:
             }
             if training.warning:
                 stats["warning"] = training.warning
+            work.count_tokens(training.tokens, training.positions)
             work.publish(stats | more, Path(local))
     engine.barrier()
 

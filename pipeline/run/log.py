@@ -1,0 +1,91 @@
+"""A run's log for machines: JSON lines under the storage root.
+
+    history/<recipe>/<time>/log/20261122T062741.482913.jsonl, ...    of `run`
+    tune/<search>/log/...                                            of `tune`: inputs and tests
+
+Object stores cannot append, so there is a file for each half minute in which anything was said.
+"""
+
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any
+
+from stages.contract import NO_FIGURES
+from stages.errors import Stopped, StorageError
+from stages.files import Root
+from stages.variables import hide_values
+
+SECONDS_BETWEEN_FILES = 30.0
+
+
+class RunLog:
+    """Takes what happens, safe to be called from threads, and writes it now and then.
+
+    Args:
+        warn: told where the log cannot be written; the run goes on without these lines.
+    """
+
+    def __init__(self, root: Root, folder: str, warn: Callable[[str], None]) -> None:
+        self._root, self._folder, self._warn = root, folder, warn
+        self._lines: list[str] = []
+        self._written = time.monotonic()
+        self._lock = threading.Lock()
+
+    def add(self, stage: str, event: str, text: str, figures: Mapping[str, float]) -> None:
+        """Adds a line.
+
+        Args:
+            stage: the node's name; "" for the run.
+            event: started, said, done, failed or stopped.
+        """
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        entry: dict[str, Any] = {
+            "time": now,
+            "stage": stage,
+            "event": event,
+            "text": hide_values(text),
+        }
+        if figures:  # what is no number is null: JSON knows no NaN
+            found = {name: x if math.isfinite(x) else None for name, x in figures.items()}
+            entry |= {"figures": found}
+        line = json.dumps(entry)
+        with self._lock:
+            self._lines.append(line)
+
+    def __enter__(self) -> "RunLog":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            event = "stopped" if isinstance(error, Stopped | KeyboardInterrupt) else "failed"
+            self.add("", event, f"{type(error).__name__}: {error}", NO_FIGURES)
+        self.write()
+
+    def write_if_due(self) -> None:
+        """Writes what is new, if that was not done a moment ago."""
+        if time.monotonic() - self._written > SECONDS_BETWEEN_FILES:
+            self.write()
+
+    def write(self) -> None:
+        """Writes what is new."""
+        with self._lock:
+            lines, self._lines = self._lines, []
+        self._written = time.monotonic()
+        if not lines:
+            return
+        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
+        try:
+            text = "\n".join(lines) + "\n"
+            self._root.write(f"{self._folder}/{stamp}.jsonl", text.encode())
+        except StorageError as error:
+            self._warn(f"warning: the run's log lacks lines: {error}")
