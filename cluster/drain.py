@@ -1,25 +1,31 @@
-"""What a pod does before Kubernetes ends it: its jobs put their work away first.
+"""What a machine does before it goes: its work is put away first.
 
     python -m cluster.drain ray-head       asks the head's jobs to end, and waits until they have
-    python -m cluster.drain ray-worker     waits until the head is gone, which still needs it
+    python -m cluster.drain ray-worker     a machine that joined one: Ray gives it nothing more,
+                                           trainings move on, open shards are finished; waits for it
 
-Kubernetes ends whatever has not ended after the pod's terminationGracePeriodSeconds.
+Kubernetes calls it as a pod's preStop hook, and ends what has not ended after the pod's
+terminationGracePeriodSeconds; a cloud's spot notice, or whoever takes a machine away, may too.
 """
 
+import logging
 import os
 import socket
+import subprocess
 import sys
 import time
 
 DASHBOARD = "http://127.0.0.1:8265"
 PORT = 6379
+# Deadline that Ray is told, in seconds; nothing of Sentray's depends on it.
+NOTICE_SECONDS = 120
 
 
 def main(arguments: list[str]) -> int:
     if arguments == ["ray-head"]:
         _end_jobs()
     else:
-        _wait_for_head(os.environ["FQ_RAY_IP"])  # set by KubeRay
+        _leave(os.environ["FQ_RAY_IP"])  # set by KubeRay: the head's name or address
     return 0
 
 
@@ -39,13 +45,39 @@ def _end_jobs() -> None:
         time.sleep(1)
 
 
-def _wait_for_head(host: str) -> None:
-    while True:
-        try:
-            socket.create_connection((host, PORT), timeout=5).close()
-        except OSError:
-            return
-        time.sleep(2)
+def _leave(head: str) -> None:
+    """Until nothing is at work here, or the head is gone, which then has ended its jobs."""
+    import ray
+
+    ray.init(address=f"{head}:{PORT}", logging_level=logging.ERROR, log_to_driver=False)
+    node = ray.get_runtime_context().get_node_id()
+    subprocess.run(
+        [
+            "ray", "drain-node", f"--address={head}:{PORT}", f"--node-id={node}",
+            "--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=the machine is taken away",
+            f"--deadline-remaining-seconds={NOTICE_SECONDS}",
+        ],
+        check=True,
+    )  # fmt: skip
+    while _answers(head) and _is_at_work(node):
+        time.sleep(0.5)
+
+
+def _is_at_work(node: str) -> bool:
+    """Whether a machine's cores or GPUs are taken."""
+    import ray
+
+    free = ray._private.state.available_resources_per_node().get(node, {})
+    whole = next(one["Resources"] for one in ray.nodes() if one["NodeID"] == node)
+    return any(free.get(kind, 0.0) < whole.get(kind, 0.0) for kind in ("CPU", "GPU"))
+
+
+def _answers(head: str) -> bool:
+    try:
+        socket.create_connection((head, PORT), timeout=5).close()
+    except OSError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import ray
 
 from pipeline.run.board import start_board
 from pipeline.run.hosts import make_on_workers
+from pipeline.run.placement import place_of
 from pipeline.run.work import NodeWork
 from stages.train.stage import Train
 
@@ -72,7 +73,8 @@ def nested_rows(work: NodeWork, search: str) -> Iterator[dict[str, Any]]:
         try:
             workers = work.node.stage.resources().workers
             assert workers is not None
-            make_on_workers(work, workers, start_board(), partial(_train_relayed, relay, search))
+            train_relayed = partial(_train_relayed, relay, search)
+            make_on_workers(work, place_of(work), workers, start_board(), train_relayed)
         except BaseException as error:  # handed to the thread that reads
             errors.append(error)
 

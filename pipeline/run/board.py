@@ -10,6 +10,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from stages.contract import NO_FIGURES, Say
 from stages.errors import UserError
 
+# What is said of work whose machine leaves with notice.
+LEAVING = "its machine is taken away; it goes on elsewhere with what is finished"
+
 # A node's name, and what was said about it: see `Say`.
 News = tuple[str, str, bool, dict[str, float]]
 
@@ -32,6 +35,9 @@ class Board:
     def error(self, node: str) -> UserError | None:
         return self._errors.get(node)
 
+    def forget_error(self, node: str) -> None:
+        self._errors.pop(node, None)
+
     def stop(self) -> None:
         """Asks all to put their work away."""
         self._asked = True
@@ -45,9 +51,10 @@ class Board:
 
 
 def start_board() -> Any:
-    """The board, on the driver's machine while that lives, and started again if it is lost."""
+    """The board, on the driver's machine: no other machine's loss takes what was told."""
     here = ray.get_runtime_context().get_node_id()
-    near = NodeAffinitySchedulingStrategy(here, soft=True)
+    # soft=True is not kept to where an actor takes no core (Ray 2.60: four of four went elsewhere)
+    near = NodeAffinitySchedulingStrategy(here, soft=False)
     options = {"scheduling_strategy": near, "max_restarts": -1, "max_task_retries": -1}
     return Board.options(**options).remote()  # type: ignore[attr-defined]
 
@@ -66,15 +73,34 @@ def wait_until_told(board: Any) -> None:
     ray.get(board.asked_to_stop.remote())
 
 
+def asked_of(board: Any) -> Callable[[], bool]:
+    """Whether the run is to end, as a worker asks."""
+    return _now_and_then(lambda: bool(ray.get(board.asked_to_stop.remote())))
+
+
 def stop_of(board: Any) -> Callable[[], bool]:
-    """Whether the run is to end, as a worker asks; it asks the board once in a second at most."""
-    last, asked = -1.0, False
+    """Whether a worker is to put its work away: the run is to end, or its machine is taken away."""
+    asked, leaving = asked_of(board), _now_and_then(machine_is_leaving)
+    return lambda: asked() or leaving()
 
-    def stopping() -> bool:
-        nonlocal last, asked
-        if not asked and time.monotonic() - last > 1.0:
-            last = time.monotonic()
-            asked = bool(ray.get(board.asked_to_stop.remote()))
-        return asked
 
-    return stopping
+def machine_is_leaving() -> bool:
+    """Whether this process's machine is soon taken away: `ray drain-node`, or an autoscaler.
+
+    Ray Data and Ray Train ask so too; Ray 2.60 has no public way.
+    """
+    machine = ray.get_runtime_context().get_node_id()
+    return machine in ray._private.state.state.get_draining_nodes()
+
+
+def _now_and_then(ask: Callable[[], bool]) -> Callable[[], bool]:
+    """Asks once in a second at most, and no more once it is so."""
+    last, so = -1.0, False
+
+    def is_so() -> bool:
+        nonlocal last, so
+        if not so and time.monotonic() - last > 1.0:
+            last, so = time.monotonic(), ask()
+        return so
+
+    return is_so

@@ -15,7 +15,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from pipeline.run.board import poster, stop_of, wait_until_told
+from pipeline.run.board import LEAVING, poster, stop_of, wait_until_told
 from pipeline.run.meter import Meter
 from pipeline.run.placement import Place, assigned_cores, place_of, use_assigned_cores
 from pipeline.run.progress import NodeProgress
@@ -23,7 +23,7 @@ from pipeline.run.rows import make_rows
 from pipeline.run.work import NodeWork
 from pipeline.store.copies import used_meanwhile
 from stages.contract import RowWise, Workers
-from stages.errors import UserError
+from stages.errors import Stopped, UserError
 from stages.plugins import plugin_version
 
 
@@ -50,7 +50,7 @@ def make_nodes(
         _make_here([replace(work, tell=progress(work.name)) for work in works])
     elif resources.workers is not None:
         for work in works:
-            make_on_workers(work, resources.workers, board, _make_alone)
+            _make_through_notices(work, resources.workers, board, progress(work.name))
     else:
         _task(_make_there, _options(first, place_of(first)), works, board)
 
@@ -149,21 +149,41 @@ def _task(
         raise
 
 
+def _make_through_notices(
+    work: NodeWork, workers: Workers, board: Any, progress: NodeProgress
+) -> None:
+    """Trains on, from the checkpoint, when machines leave with notice.
+
+    Where there is no room without them, it waits for others.
+    """
+    where = place_of(work)
+    while True:
+        try:
+            make_on_workers(work, where, workers, board, _make_alone)
+            return
+        except Stopped:
+            if ray.get(board.asked_to_stop.remote()):
+                raise
+            ray.get(board.forget_error.remote(work.name))
+            progress(LEAVING, important=True)
+
+
 def make_on_workers(
-    work: NodeWork, workers: Workers, board: Any, make: Callable[[NodeWork], None]
+    work: NodeWork, where: Place, workers: Workers, board: Any, make: Callable[[NodeWork], None]
 ) -> None:
     """Runs `make` on every training worker; grouped ones find each other through Ray Train."""
     if workers.grouped:
-        _group(work, workers, board, make)
+        _group(work, where, workers, board, make)
         return
-    _task(_make_there, _options(work, place_of(work)), [work], board)
+    _task(_make_there, _options(work, where), [work], board)
 
 
-def _group(work: NodeWork, workers: Workers, board: Any, make: Callable[[NodeWork], None]) -> None:
+def _group(
+    work: NodeWork, where: Place, workers: Workers, board: Any, make: Callable[[NodeWork], None]
+) -> None:
     from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    where = place_of(work)
     cores, gpus = int(where.cpus), where.gpus
     # Ray's own record of the run is scratch: checkpoints are ours (stages/train/checkpoint.py)
     root = work.root
@@ -218,4 +238,5 @@ def _make_in_group(config: dict[str, Any]) -> None:
         wait_until_told(board)
     except UserError as error:
         ray.get(board.post_error.remote(work.name, error))
-        raise  # so that Ray Train ends the other workers, which may wait for this one
+        if not isinstance(error, Stopped):  # all workers stop together, nothing has failed
+            raise  # so that Ray Train ends the other workers, which may wait for this one

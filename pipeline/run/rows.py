@@ -1,6 +1,8 @@
 """Row-wise stages on Ray Data: actor pools over shard numbers. The ledger of shards is ours."""
 
 import logging
+import os
+import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -9,9 +11,9 @@ from typing import Any
 
 import ray
 
-from pipeline.run.board import stop_of
+from pipeline.run.board import asked_of, machine_is_leaving
 from pipeline.run.meter import Meter
-from pipeline.run.placement import assigned_cores, place_of, use_assigned_cores
+from pipeline.run.placement import Place, assigned_cores, place_of, use_assigned_cores
 from pipeline.run.progress import NodeProgress
 from pipeline.run.work import NodeWork
 from pipeline.store.copies import used_meanwhile
@@ -46,11 +48,27 @@ class ShardActor:
     ) -> None:
         use_assigned_cores()
         self._open = open_pass
+        self._at_work = threading.Lock()
+        threading.Thread(target=self._leave, daemon=True).start()
         self._make: Callable[[int], Shard | None] | None = None
         self._meter = Meter(assigned_cores())
-        self._work = replace(work, stopping=stop_of(board), meter=self._meter)
+        self._work = replace(work, stopping=asked_of(board), meter=self._meter)
+
+    def _leave(self) -> None:
+        """Ends this process once its machine is taken away and its shard is made.
+
+        Ray Data gives it nothing more then, but keeps it, and may have no other.
+        """
+        while not machine_is_leaving():
+            time.sleep(1)
+        with self._at_work:
+            os._exit(0)  # Ray starts it again elsewhere
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        with self._at_work:
+            return self._result(row)
+
+    def _result(self, row: dict[str, Any]) -> dict[str, Any]:
         if row.get("error"):  # of the pass before
             return row
         number, rows = int(row["shard"]), 0
@@ -80,10 +98,10 @@ def make_rows(work: NodeWork, stage: RowWise, progress: NodeProgress, board: Any
     Ray has no retry). Then what is missing is begun again; losses without a shard between them
     count against `train.max_failures`.
     """
-    losses, missing = 0, work.missing_shards()
+    losses, missing, where = 0, work.missing_shards(), place_of(work)
     while missing:
         try:
-            _make_missing(missing, work, stage, progress, board)
+            _make_missing(missing, work, where, stage, progress, board)
         except LOST as error:
             before, missing = missing, work.missing_shards()
             losses = losses + 1 if len(missing) == len(before) else 1
@@ -96,7 +114,12 @@ def make_rows(work: NodeWork, stage: RowWise, progress: NodeProgress, board: Any
 
 
 def _make_missing(
-    todo: Sequence[int], work: NodeWork, stage: RowWise, progress: NodeProgress, board: Any
+    todo: Sequence[int],
+    work: NodeWork,
+    where: Place,
+    stage: RowWise,
+    progress: NodeProgress,
+    board: Any,
 ) -> None:
     """Makes these shards: each goes through the passes, one actor pool for each."""
     from ray.data import ActorPoolStrategy, DataContext
@@ -105,7 +128,6 @@ def _make_missing(
     passes = stage.passes()
     logging.getLogger("ray.data").setLevel(logging.ERROR)  # our own lines say how far it is
     DataContext.get_current().enable_progress_bars = False
-    where = place_of(work)
     # Ray Data gives it no more than there is; machines that join later are used so
     most = min(len(todo), where.slots) if where.labels else len(todo)
     share = 1.0 if where.slots >= len(passes) else 1 / len(passes)  # all must fit at once

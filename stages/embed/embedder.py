@@ -16,7 +16,9 @@ class Embedder:
         count: told the tokens and positions of every batch.
     """
 
-    def __init__(self, settings: EncoderSettings, count: Callable[[int, int], None]) -> None:
+    def __init__(
+        self, settings: EncoderSettings, count: Callable[[int, int], None] | None = None
+    ) -> None:
         from stages.encoder.model import load_for_inference
 
         self._count = count

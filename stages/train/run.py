@@ -39,7 +39,7 @@ def train(stage: Train, work: Work) -> None:
             writer.add(row)
         if is_first:
             work.say(_training_line(row), important="dev_spearman" in row, figures=row)
-        training.put_away_if(is_first and work.stopping())
+        training.put_away_if(work.stopping())
     if writer:
         writer.close()
     if is_first and training.warning:

@@ -13,6 +13,7 @@ from stages.files import Root
 from tests.support.command import wait_until
 from tests.support.models import make_sentences
 from tests.support.recipes import setting
+from tune.trials import TrialLog
 
 pytestmark = pytest.mark.thorough
 
@@ -46,7 +47,7 @@ def recipe(lab, tiny_recipe, tmp_path):
 
 def submitted(lab, *arguments):
     out = lab("submit", "recipe.yaml", "--cluster", "lab", "--detach", *arguments)
-    return out.partition("submitted ")[2].split()[0]
+    return out.partition("submitted ")[2].split()[0].rstrip(",")
 
 
 def contents(root):
@@ -88,6 +89,7 @@ STAGES = (
     "embed:t", "perturb:p", "tokens", "corpus:t", "ranks:t", "train", "corpus:after",
     "evaluate:after",
 )  # fmt: skip
+WORKING = ("ShardActor", "_make_there", "RayTrainWorker", "TrialActor")
 WORKER = ("--labels=sentray-pool=work",)
 
 
@@ -134,7 +136,8 @@ def test_a_machine_lost_in_every_stage(lab, nodes, root, recipe, sentray, tmp_pa
 
 
 def is_working(title):
-    return title.startswith("ray::") and "IDLE" not in title
+    """Whether a process makes something; Ray's own have such titles too."""
+    return title.startswith("ray::") and any(word in title for word in WORKING)
 
 
 def test_two_training_workers_lose_a_machine(lab, nodes, root, recipe, tmp_path, sentray):
@@ -178,7 +181,7 @@ def test_a_machine_that_joins_late_is_used(lab, nodes, root, recipe):
     used = []
 
     def seen_or_over():
-        used.extend(title for title in nodes.titles(2) if "ray::" in title and "IDLE" not in title)
+        used.extend(filter(is_working, nodes.titles(2)))
         return used or server.job(job).status.is_terminal()
 
     wait_until(seen_or_over)
@@ -229,3 +232,107 @@ def test_two_people_submit_the_same_at_once_and_the_first_is_killed(
     file = sentray.recipe_file(whole | {"storage": str(tmp_path / "undisturbed")})
     sentray("run", file)
     assert contents(root) == contents(Root(str(tmp_path / "undisturbed")))
+
+
+@pytest.mark.parametrize(("workers", "num_steps"), [(1, 1500), (2, 500)])
+def test_a_machine_that_leaves_with_notice_loses_nothing(
+    lab, nodes, root, recipe, cluster_file, workers, num_steps
+):
+    """What a power cut costs a notice does not: no shard and no step is made twice."""
+    cluster_file(pools={"work": {"cpus": 1, "nodes": [2, 2], "stages": {"embed": {}, "train": {}}}})
+    recipe(
+        f"train.num_workers={workers}", "train.cpus_per_worker=1", f"train.max_steps={num_steps}",
+        "train.log_every_steps=1", "train.checkpoint_every_steps=400", "train.dev.every_steps=1",
+        "teachers.0.similarity=cosine",
+    )  # fmt: skip
+    machines = [2, 3]
+    server = JobServer(load_cluster("lab"))
+
+    def replaced(way):
+        """Takes a machine that works away, and adds another."""
+        victim = next(n for n in machines if any(map(is_working, nodes.titles(n))))
+        way(victim)
+        machines[machines.index(victim)] = victim + 2
+        nodes.start_worker(victim + 2, options=WORKER)
+
+    for number in machines:
+        nodes.start_worker(number, options=WORKER)
+    job = submitted(lab)
+    wait_until(lambda: len(records(root, "embed")) > 3)
+    replaced(nodes.leave)
+    wait_until(lambda: "step " in server.get_job_logs(job))
+    replaced(nodes.leave)
+    out = lab("jobs", "logs", job, "--cluster", "lab")
+
+    assert "train             its machine is taken away" in out
+    steps, left = said_steps(root), contents(root)
+    assert len(steps) == len(set(steps)) == num_steps
+    if workers == 1:
+        again = submitted(lab, "run", "--only", "train", "--force", "train")
+        wait_until(lambda: "step " in server.get_job_logs(again))
+        replaced(nodes.kill)
+        lab("jobs", "logs", again, "--cluster", "lab")
+        steps = said_steps(root)
+        print("steps made again after a power cut:", len(steps) - len(set(steps)))
+        assert len(set(steps)) == num_steps < len(steps)
+        assert contents(root) == left
+    for number in machines:
+        nodes.kill(number)
+
+
+def said_steps(root):
+    """Steps of which the newest run's log tells."""
+    record = f"history/tiny/{root.list('history/tiny')[-1]}/log"
+    files = [root.read(f"{record}/{name}") for name in root.list(record)]
+    said = [json.loads(line) for file in files for line in file.splitlines()]
+    return [one["figures"]["step"] for one in said if "step" in one.get("figures", ())]
+
+
+def test_a_search_loses_a_machine_and_then_its_head(
+    lab, nodes, root, recipe, sentray, tmp_path, cluster_file
+):
+    """Trials on both machines; in the end each has the score of an undisturbed search, and what
+    had ended was not trained again."""
+    cluster_file(pools={"work": {"cpus": 1, "nodes": [2, 2], "stages": {"train": {}}}})
+    rates = [1e-4, 3e-4, 1e-3, 2e-3, 3e-3, 5e-3, 7e-3, 1e-2]
+    search = {"space": {"train.learning_rate": {"grid": rates}}, "confirm": {"settings": 0}}
+    whole = recipe(
+        setting("search", search), "train.max_steps=500", "train.checkpoint_every_steps=100",
+        "teachers.0.similarity=cosine", "train.cpus_per_worker=1",
+    )  # fmt: skip
+    machines = [2, 3]
+    for number in machines:
+        nodes.start_worker(number, options=WORKER)
+    job = submitted(lab, "tune")
+
+    def ended():
+        return {one.fingerprint: one for one in TrialLog(root, "tune/tiny")}
+
+    def training():
+        return [n for n in machines if any("TrialActor" in title for title in nodes.titles(n))]
+
+    wait_until(lambda: len(ended()) >= 1 and training() == machines)
+    nodes.kill(3)
+    machines = [2, 4]
+    nodes.start_worker(4, options=WORKER)
+    wait_until(lambda: len(ended()) >= 3 and training() == machines)
+    for number in (1, *machines):
+        nodes.kill(number)
+    before = ended()
+    nodes.start_head()
+    for number in (5, 6):
+        nodes.start_worker(number, options=WORKER)
+    out = lab("submit", "recipe.yaml", "--cluster", "lab", "tune")
+    for number in (5, 6):
+        nodes.kill(number)
+    assert f"submitted {job}\n" in out
+    now = ended()
+    assert len(before) < len(now) == len(rates)
+    assert {key: now[key] for key in before} == before
+    print("trials that had ended before the head was lost:", len(before))
+    file = sentray.recipe_file(whole | {"storage": str(tmp_path / "undisturbed")})
+    sentray("tune", file)
+    undisturbed = TrialLog(Root(str(tmp_path / "undisturbed")), "tune/tiny")
+    assert {key: one.score for key, one in now.items()} == {
+        one.fingerprint: one.score for one in undisturbed
+    }

@@ -98,6 +98,23 @@ class Nodes:
         wait_until(lambda: not _ip("netns", "pids", name, check=False).stdout.split())
         _ip("netns", "del", name, check=False)
 
+    def leave(self, number: int) -> None:
+        """What a node does that is told that it will be taken away; then it is."""
+        name = self._name(number)
+        ray_options = {
+            "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.folder / name / "token"),
+            "FQ_RAY_IP": f"{NETWORK}.1", "HOME": str(self.folder / name),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        }  # fmt: skip
+        # with the node's own /tmp/ray, where Ray looks for its sockets
+        target = str(self._nodes[name].pid)
+        subprocess.run(
+            ["nsenter", f"--target={target}", "--net", "--mount", sys.executable, "-m",
+             "cluster.drain", "ray-worker"],
+            env=os.environ | ray_options, check=True, timeout=120, cwd=self.folder,
+        )  # fmt: skip
+        self.kill(number)
+
     def stop(self) -> None:
         for name in list(self._nodes):
             self.kill(int(name.rpartition("-")[2]))
