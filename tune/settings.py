@@ -74,7 +74,7 @@ class Dimension(Settings):
             raise ValueError(
                 "a value is a date (quote it), .nan or .inf, which no setting can be"
             ) from None
-        if "factor" in self.model_fields_set and self.tied is None:
+        if self.factor != 1.0 and self.tied is None:
             raise ValueError(f"factor belongs to tied, not to {given[0]}")
         if [] in self.when.values():
             raise ValueError("when: an empty list of values is never met")

@@ -121,3 +121,14 @@ def test_what_a_setting_that_needs_preparing_depends_on_is_prepared_too(make_sea
     recipe["train"]["objectives"]["soft_negative"] = {"low": 0.1, "high": 0.3}
     bounds = {low: {"uniform": [0.05, 0.5]}}
     assert len(preparations(make_search(bounds, recipe=recipe, searcher="tpe", trials=3))) == 1
+
+
+@pytest.mark.parametrize("tuned", [
+    {"grid": [1e-4, 1e-3]}, {"loguniform": [1e-4, 1e-2]}, {"choice": [1e-4, 1e-3]},
+])  # fmt: skip
+def test_what_is_written_of_a_search_can_be_read_again(make_search, tuned):
+    """A job on a cluster reads it so, and people start from search.yaml."""
+    more = {} if "grid" in tuned else {"trials": 3}
+    search = make_search({"train.learning_rate": tuned}, **more)
+    again = make_search(**search.plain_settings)
+    assert again.plain_settings == search.plain_settings
