@@ -32,6 +32,8 @@ LOST = (
 )
 # What a shard that nobody began says instead of an error.
 STOPPED = "stopped"
+# How often an actor asks whether its machine leaves; all actors ask one process of Ray's head.
+SECONDS_BETWEEN_LOOKS = 5.0
 
 
 class ShardActor:
@@ -48,7 +50,7 @@ class ShardActor:
     ) -> None:
         use_assigned_cores()
         self._open = open_pass
-        self._at_work = threading.Lock()
+        self._at_work, self._idle_since = threading.Lock(), time.monotonic()
         threading.Thread(target=self._leave, daemon=True).start()
         self._make: Callable[[int], Shard | None] | None = None
         self._meter = Meter(assigned_cores())
@@ -60,13 +62,18 @@ class ShardActor:
         Ray Data gives it nothing more then, but keeps it, and may have no other.
         """
         while not machine_is_leaving():
-            time.sleep(1)
-        with self._at_work:
-            os._exit(0)  # Ray starts it again elsewhere
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        while True:
+            with self._at_work:
+                if time.monotonic() - self._idle_since > 1.0:  # the last answer has been sent
+                    os._exit(0)  # Ray starts it again elsewhere
+            time.sleep(0.2)
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         with self._at_work:
-            return self._result(row)
+            result = self._result(row)
+            self._idle_since = time.monotonic()
+        return result
 
     def _result(self, row: dict[str, Any]) -> dict[str, Any]:
         if row.get("error"):  # of the pass before
