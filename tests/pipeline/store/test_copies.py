@@ -1,5 +1,6 @@
 """Copies on this machine: fetched once for all processes, within a limit, kept while in use."""
 
+import fcntl
 import os
 import shutil
 import signal
@@ -51,7 +52,7 @@ class Remote:
 
     @staticmethod
     def is_right(file):
-        return file.exists() and file.read_bytes() == b"x" * KB
+        return file.exists() and file.stat().st_size == KB  # reading could count as a use
 
     def copy(self, name):
         return local_copy(f"a/{name}", KB, self.is_right, self.fetch)
@@ -177,7 +178,7 @@ def test_a_killed_fetch_is_begun_again_and_its_room_is_free(remote, other):
 
 
 def test_what_came_wrong_is_not_kept(remote):
-    remote.content = b"y" * KB
+    remote.content = b"of another size"
     assert remote.copies("0") == [None]
     assert kept() == []
     remote.content = b"x" * KB
@@ -185,6 +186,23 @@ def test_what_came_wrong_is_not_kept(remote):
     file.write_bytes(b"damaged")
     assert remote.copies("0") == [file]
     assert remote.is_right(file)
+
+
+def test_a_lock_that_was_removed_meanwhile_holds_nothing_and_is_taken_again(remote, monkeypatch):
+    flock = fcntl.flock
+
+    def after_removal(lock, how):
+        monkeypatch.setattr(fcntl, "flock", flock)
+        os.unlink(os.readlink(f"/proc/self/fd/{lock}"))
+        flock(lock, how)
+
+    monkeypatch.setattr(fcntl, "flock", after_removal)
+    with used_meanwhile():
+        file = remote.copy("0")
+        for number in range(1, 5):
+            remote.copies(str(number))
+        remote.copies("5")
+        assert file.exists()
 
 
 @pytest.mark.parametrize("given", ["much", "0", "-1", "inf", "nan"])
