@@ -21,6 +21,7 @@ from stages.errors import UserError
 from stages.files import Root
 
 MARK = "FACTS "
+HEAD = "node:__internal_head__"  # what Ray calls a resource of its head
 PACKAGES = ("ray", "sentray", "torch", "transformers", "pyarrow")
 # A machine that has not answered by then is a finding of its own. Ray may unpack the job's package
 # and start a worker there first.
@@ -36,7 +37,7 @@ def main(arguments: list[str]) -> int:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     with ray_session(None):
-        alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+        alive = {node["NodeID"]: node for node in sorted(ray.nodes(), key=_place) if node["Alive"]}
         folder = f"doctor/{time.time_ns()}"
 
         def ask(function: Any, *more: Any) -> dict[str, Any]:
@@ -84,6 +85,11 @@ def main(arguments: list[str]) -> int:
     whole = {"nodes": nodes, "begun": clocks["begun"], "ended": clocks["ended"]}
     print(MARK + json.dumps(whole), flush=True)
     return 0
+
+
+def _place(node: dict[str, Any]) -> tuple[bool, str]:
+    """The head first: where as many machines have another version, these are the odd ones."""
+    return HEAD not in node["Resources"], node["NodeManagerAddress"]
 
 
 def _nothing(node: str) -> dict[str, Any]:

@@ -11,8 +11,8 @@ import ray
 from pipeline.run.metrics import COUNTERS, FIGURE
 from pipeline.store.artifacts import ArtifactStore
 from tests.support import REPOSITORY
-from tests.support.command import wait_until
-from tests.support.recipes import setting
+from tests.support.command import Sentray, wait_until
+from tests.support.recipes import overridden, setting, tiny
 
 SAMPLE = re.compile(r"^ray_(sentray_\w+)\{(.*)\} (\S+)$")
 LABEL = re.compile(r'(\w+)="([^"]*)"')
@@ -62,10 +62,14 @@ class Seen:
         return [json.loads(line) for file in files for line in file.decode().splitlines()]
 
 
-@pytest.fixture
-def run(sentray, tiny_recipe, tmp_path):
-    name = f"seen-{uuid.uuid4().hex[:8]}"
-    recipe = tiny_recipe(setting("name", name), "evaluate.speed=false", "train.max_steps=4")
+@pytest.fixture(scope="module")
+def run(ray_cluster, teacher_folder, student_folder, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("seen")
+    sentray = Sentray(folder, ray_cluster)
+    file = sentray.recipe_file(tiny(folder, teacher_folder, student_folder))
+    # metrics of other tests' runs are exported too
+    name = setting("name", f"seen-{uuid.uuid4().hex[:8]}")
+    recipe = overridden(file, (name, "evaluate.speed=false", "train.max_steps=4"))
     sentray("run", sentray.recipe_file(recipe))
     return Seen(recipe)
 

@@ -3,6 +3,7 @@
 import copy
 
 import pytest
+import yaml
 
 from cluster.findings import findings
 from cluster.settings import ClusterSettings
@@ -82,6 +83,18 @@ def test_a_healthy_cluster_has_no_findings():
     assert judged(LABELLED, POOL) == []
 
 
+def planted(folder):
+    """What makes processes of a machine an hour late and its Ray and transformers older."""
+    for name in ("ray-2.59.0", "transformers-4.0.0"):
+        (folder / f"{name}.dist-info").mkdir(parents=True)
+        package, _, version = name.partition("-")
+        text = f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n"
+        (folder / f"{name}.dist-info" / "METADATA").write_text(text)
+    late = "import time\nright = time.time\ntime.time = lambda: right() - 3600\n"
+    (folder / "sitecustomize.py").write_text(late)
+    return folder
+
+
 @pytest.fixture
 def broken(tmp_path):
     """Two machines: what one stores the other does not see, and the second lacks what it
@@ -92,23 +105,35 @@ def broken(tmp_path):
     try:
         nodes.start_head()
         (tmp_path / "full").mkdir()
-        nodes.start_worker(2, num_cpus=1, options=("--num-gpus=1",), small=tmp_path / "full")
+        nodes.start_worker(
+            2, num_cpus=1, options=("--num-gpus=1",), small=tmp_path / "full",
+            PYTHONPATH=str(planted(tmp_path / "planted")),
+        )  # fmt: skip
         yield nodes, mine
     finally:
         nodes.stop()
 
 
 @pytest.mark.thorough
-def test_planted_faults_are_found_on_real_machines(
-    broken, cluster_file, tmp_path, capfd, monkeypatch
+def test_ten_planted_faults_are_found_on_real_machines(
+    broken, cluster_file, tiny_recipe, tmp_path, capfd, monkeypatch
 ):
     nodes, mine = broken
-    monkeypatch.setenv("LAB_TOKEN", nodes.token)
+    monkeypatch.setenv("LAB_TOKEN", "another")
+    corpus = mine / "corpus.txt"  # in a folder that machines have, with something else in it
+    corpus.parent.mkdir(exist_ok=True)
+    corpus.write_text("A sentence.\n" * 100)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(tiny_recipe(f"sentences.path={corpus}")))
     pools = {"cpu": {"cpus": 8, "nodes": [1, 4], "stages": {"tokens": {}}}}
     file = cluster_file(
-        address=nodes.dashboard, storage=str(mine), token_variable="LAB_TOKEN", pools=pools
-    )
-    assert main(["doctor", "--cluster", file]) == 2
+        address=nodes.dashboard, storage=str(mine), token_variable="LAB_TOKEN", pools=pools,
+        shared=[str(mine)],
+    )  # fmt: skip
+    assert main(["doctor", "--cluster", file, str(recipe)]) == 2
+    assert "token" in capfd.readouterr().err
+    monkeypatch.setenv("LAB_TOKEN", nodes.token)
+    assert main(["doctor", "--cluster", file, str(recipe)]) == 2
     out = capfd.readouterr().out
     assert "2 machine(s)" in out
     for text in (
@@ -116,5 +141,10 @@ def test_planted_faults_are_found_on_real_machines(
         "10.77.5.2: Ray has 1 GPU(s) there, torch sees 0",
         "pool cpu: 0 machine(s) with the labels sentray-pool=cpu",
         f"10.77.5.2: {tmp_path}/full has 0.0 GB free",
+        "10.77.5.2: /dev/shm has 0.07 GB",
+        "10.77.5.2: its clock is 3600 s off",
+        "10.77.5.2: ray is 2.59.0, elsewhere 2.60.0",
+        "10.77.5.2: transformers is 4.0.0, elsewhere",
+        f"10.77.5.2: has no {corpus}",
     ):
         assert text in out, out

@@ -77,7 +77,8 @@ class Nodes:
         """Adds node `number`, from 2 on, and waits until the cluster knows it.
 
         Args:
-            small: its folder for temporary files, on a disk of a megabyte.
+            small: its folder for temporary files, on a disk of a megabyte; shared memory is small
+                too.
         """
         if small is not None:
             environment["TMPDIR"] = str(small)
@@ -179,6 +180,7 @@ class Nodes:
         mounts = "; ".join(f"mount -t tmpfs tmpfs {place}" for place in self._private)
         if small is not None:
             mounts += f"; mount -t tmpfs -o size=1m tmpfs {small}"
+            mounts += "; mount -t tmpfs -o size=64m tmpfs /dev/shm"
         ray = Path(sys.executable).with_name("ray")
         command = [
             str(ray), "start", "--block", f"--node-ip-address={address}", f"--num-cpus={num_cpus}",
