@@ -179,7 +179,7 @@ def test_two_training_workers_lose_a_machine(lab, nodes, root, recipe, tmp_path,
 
 
 def test_a_machine_that_joins_late_is_used(lab, nodes, root, recipe):
-    recipe()
+    recipe("sentences.rows_per_shard=8")  # work for a minute, longer than a machine takes to join
     lab("submit", "recipe.yaml", "--cluster", "lab", "run", "--only", "sentences")
     job = submitted(lab, "run", "--only", "embed")
     wait_until(lambda: records(root, "embed"))
