@@ -14,7 +14,7 @@ from pipeline.plan.graph import Node
 from pipeline.plan.plan import Plan
 from pipeline.run.log import RunLog
 from pipeline.run.metrics import RunMetrics
-from pipeline.run.placement import place
+from pipeline.run.placement import Place, place
 from pipeline.run.pools import PoolSettings
 from pipeline.run.progress import Progress
 from pipeline.run.scheduler import run_ready
@@ -55,9 +55,11 @@ def make(
     known = {stage.kind for stage in load_extensions(BUILTIN, plan.recipe.plugins).stages}
     for unknown in sorted({kind for pool in pools.values() for kind in pool.stages} - known):
         out(f"warning: pools: no stage is called '{unknown}'; there are {', '.join(sorted(known))}")
-    for node in wanted:
-        if not node.stage.resources().in_driver:
-            place(node.stage, node.name, pools)
+    places = {
+        node.name: place(node.stage, node.name, pools)
+        for node in wanted
+        if not node.stage.resources().in_driver
+    }
     board = start_board()
     with (
         RunLog(plan.store.root, f"{record}/log", out) as log,
@@ -65,7 +67,7 @@ def make(
         asked_by_signals(out) as asked,
     ):
         progress = Progress(out, log, RunMetrics(plan.recipe.name))
-        making = _Making(plan, wanted, again, pools, board, progress, leases)
+        making = _Making(plan, wanted, again, pools, places, board, progress, leases)
 
         def ask() -> None:
             leases.stop_waiting()
@@ -81,11 +83,12 @@ class _Making:
         wanted: list[Node],
         again: set[str],
         pools: Mapping[str, PoolSettings],
+        places: Mapping[str, Place],
         board: Any,
         progress: Progress,
         leases: Leases,
     ) -> None:
-        self._plan, self._again, self._pools = plan, again, pools
+        self._plan, self._again, self._pools, self._places = plan, again, pools, places
         self._board, self._progress, self._leases = board, progress, leases
         self._roots = {node.name: (node, _rows_root(node, plan.graph)) for node in wanted}
         for root in {root for _, root in self._roots.values()} - self._roots.keys():
@@ -135,7 +138,12 @@ class _Making:
             else:
                 held[name] = lease
         return [
-            replace(work, attempt=held[name].holder.id, started=time.time())
+            replace(
+                work,
+                attempt=held[name].holder.id,
+                started=time.time(),
+                at_start=self._places.get(name),
+            )
             for name, work in works.items()
             if name in held
         ]

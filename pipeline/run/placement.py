@@ -126,8 +126,17 @@ def _size(node: Mapping[str, Mapping[str, float]]) -> tuple[float, float]:
 
 
 def place_of(work: NodeWork) -> Place:
-    """Where the work's processes run; raises UserError where not one can."""
-    return place(work.node.stage, work.name, work.pools)
+    """Where the work's processes run.
+
+    Raises:
+        UserError: not one can, and not one could when the run began.
+    """
+    try:
+        return place(work.node.stage, work.name, work.pools)
+    except UserError:
+        if work.at_start is None:
+            raise
+        return work.at_start
 
 
 def use_assigned_cores() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.plan.graph import Node
 from pipeline.run.meter import Meter
@@ -18,6 +18,9 @@ from pipeline.store.artifacts import Artifact, ArtifactStore
 from pipeline.store.manifest import NO_USAGE, ShardRecord, Usage, new_manifest
 from stages.contract import NO_FIGURES, Say, Shard
 from stages.files import Root
+
+if TYPE_CHECKING:
+    from pipeline.run.placement import Place
 
 
 def silent(text: str, important: bool = False, figures: Mapping[str, float] = NO_FIGURES) -> None:
@@ -37,6 +40,8 @@ class NodeWork:
     tell: takes progress. stopping: whether the run is to end.
     secrets: values of the environment variables that its stage names.
     pools: where stages run (pipeline/run/placement.py).
+    at_start: where it could run when the run began: a machine that is lost since may come again,
+        so it waits instead of being refused.
     meter: of the process that works; None: what it takes is not measured.
     attempt: eight digits that no other attempt to make it has; "" where nobody else can.
     """
@@ -51,6 +56,7 @@ class NodeWork:
     attempt: str = ""
     pools: Mapping[str, PoolSettings] = field(default_factory=dict)
     meter: Meter | None = None
+    at_start: "Place | None" = None
     secrets: dict[str, str] = field(default_factory=dict, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:

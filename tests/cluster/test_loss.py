@@ -262,12 +262,17 @@ def test_a_machine_that_leaves_with_notice_loses_nothing(
         machines[machines.index(victim)] = victim + 2
         nodes.start_worker(victim + 2, options=WORKER)
 
+    def in_training(job):
+        logs = server.get_job_logs(job)
+        assert not server.job(job).status.is_terminal(), logs
+        return "step " in logs
+
     for number in machines:
         nodes.start_worker(number, options=WORKER)
     job = submitted(lab)
     wait_until(lambda: len(records(root, "embed")) > 3)
     replaced(nodes.leave)
-    wait_until(lambda: "step " in server.get_job_logs(job))
+    wait_until(lambda: in_training(job))
     replaced(nodes.leave)
     out = lab("jobs", "logs", job, "--cluster", "lab")
 
@@ -276,7 +281,7 @@ def test_a_machine_that_leaves_with_notice_loses_nothing(
     assert len(steps) == len(set(steps)) == num_steps
     if workers == 1:
         again = submitted(lab, "run", "--only", "train", "--force", "train")
-        wait_until(lambda: "step " in server.get_job_logs(again))
+        wait_until(lambda: in_training(again))
         replaced(nodes.kill)
         lab("jobs", "logs", again, "--cluster", "lab")
         steps = said_steps(root)
