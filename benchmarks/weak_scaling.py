@@ -6,17 +6,21 @@
 Every Ray node has one core (`ray.cluster_utils`, all on this machine, the head has none). One node
 embeds N Wikipedia sentences with MiniLM, two embed 2 N, in turns; efficiency is the time of one
 over the time of two. Counted is the stage as a user waits for it, actors and loading included,
-Ray's own start not.
+Ray's own start not. Beside it, in the same rounds, the same work in as many plain processes without
+Ray, each with a fixed half: what of the loss is the machine's, not Ray's or ours.
 
 `--driver` makes the tokens stage in shards of eight sentences instead, which costs little besides
 the bookkeeping, and reports CPU seconds of the driver's process by numbers of shards and nodes.
 """
 
 import argparse
+import multiprocessing
 import os
 import statistics
 import tempfile
 import time
+from collections import defaultdict
+from typing import Any
 
 from ray.cluster_utils import Cluster
 
@@ -24,6 +28,7 @@ from pipeline.plan.plan import make_plan
 from pipeline.recipe.read import load_recipe
 from pipeline.run.runner import make, run
 from pipeline.run.session import ray_session
+from pipeline.run.work import NodeWork, works_of
 
 
 def main() -> None:
@@ -72,19 +77,54 @@ def measured(plan, stage: str, num_nodes: int) -> tuple[float, float]:  # type: 
         cluster.shutdown()
 
 
+def without_ray(plan, stage: str, num_processes: int) -> float:  # type: ignore[no-untyped-def]
+    """Seconds to do the same in plain processes of one thread, loading included."""
+    (work,) = works_of([plan.graph[stage]], plan.recipe.storage, plan.folders).values()
+    work.remove()
+    todo = work.missing_shards()
+    spawn = multiprocessing.get_context("spawn")
+    started = time.perf_counter()
+    processes = [
+        spawn.Process(target=make_shards, args=(work, todo[number::num_processes]))
+        for number in range(num_processes)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    seconds = time.perf_counter() - started
+    assert not work.missing_shards()
+    return seconds
+
+
+def make_shards(work: NodeWork, todo: list[int]) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    stage: Any = work.node.stage
+    (open_pass,) = stage.passes()
+    make_shard = open_pass(work)
+    for number in todo:
+        work.put_shard(number, make_shard(number))
+
+
 def weak_scaling(storage: str, num_sentences: int, rounds: int) -> None:
     plans = {n: prepared(storage, f"of-{n}", n * num_sentences, 1000) for n in (1, 2)}
-    ratios = []
+    stage, ratios = "embed:minilm", defaultdict(list)
     for number in range(rounds):
-        seconds = {n: measured(plan, "embed:minilm", n)[0] for n, plan in plans.items()}
-        ratios.append(seconds[1] / seconds[2])
-        usage = plans[2].store.manifest(plans[2].folders["embed:minilm"]).usage
-        print(
-            f"round {number + 1}: one node {seconds[1]:.1f} s for {num_sentences:,}, two "
-            f"{seconds[2]:.1f} s for {2 * num_sentences:,}: {ratios[-1]:.3f} ({usage})"
-        )
-    median = statistics.median(ratios)
-    print(f"weak scaling 1 to 2: {median:.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
+        ray_seconds = {n: measured(plan, stage, n)[0] for n, plan in plans.items()}
+        usage = plans[2].store.manifest(plans[2].folders[stage]).usage
+        plain_seconds = {n: without_ray(plan, stage, n) for n, plan in plans.items()}
+        print(f"round {number + 1}, {num_sentences:,} sentences for each, {usage}")
+        for title, seconds in (("Ray", ray_seconds), ("without", plain_seconds)):
+            ratios[title].append(seconds[1] / seconds[2])
+            print(
+                f"  {title:8} one {seconds[1]:.1f} s, two {seconds[2]:.1f} s: "
+                f"{ratios[title][-1]:.3f}", flush=True,
+            )  # fmt: skip
+        ratios["both"].append(ratios["Ray"][-1] / ratios["without"][-1])
+    for title, found in ratios.items():
+        print(f"{title}: {statistics.median(found):.3f} ({min(found):.3f} to {max(found):.3f})")
 
 
 def driver_cost(storage: str) -> None:
@@ -92,7 +132,10 @@ def driver_cost(storage: str) -> None:
         plan = prepared(storage, f"shards-{num_shards}", 8 * num_shards, 8)
         for num_nodes in (1, 2, 4):
             seconds, cpu = measured(plan, "tokens", num_nodes)
-            print(f"{num_shards} shards, {num_nodes} nodes: {seconds:.1f} s, driver {cpu:.2f} s")
+            print(
+                f"{num_shards} shards, {num_nodes} nodes: {seconds:.1f} s, driver {cpu:.2f} s",
+                flush=True,
+            )
         started = time.process_time()
         make_plan(plan.recipe)
         print(f"{num_shards} shards: plan {time.process_time() - started:.2f} s")

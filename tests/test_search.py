@@ -173,12 +173,45 @@ def test_a_trial_whose_process_is_killed(sentray, tune, max_failures):
         steps = [point[0] for point in first["curve"]]
         assert steps == list(range(20, 301, 20)) and first["steps"] == 300
         # it went on where it was: times are measured, so rows of a new start would be others
-        result = sentray.folder / "runs" / first["folder"].replace("train/", "trial/", 1)
-        rows = json.loads((result / "manifest.json").read_text())["stats"]["history"]
+        rows = history_of(sentray, first)
         assert rows[: len(checkpoint["history"])] == checkpoint["history"] != []
     else:
         assert set(by_state) == {"finished", "failed"} and "its process died" in out
         assert by_state["failed"]["retryable"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("how", ["one device", "two workers"])
+def test_a_search_that_is_asked_to_stop_puts_its_trials_away(sentray, tune, how):
+    """No checkpoint is due but the one that the wish to stop brings."""
+    changes = ["train.max_steps=300", "train.dev.every_steps=20", "train.log_every_steps=1"]
+    changes += ["train.checkpoint_every_steps=100000", "train.max_failures=0"]
+    if how == "two workers":
+        changes += ["train.num_workers=2", "train.cpus_per_worker=1", "train.zero_stage=1"]
+    file = tune({RATE: {"grid": [1e-4, 1e-3]}}, *changes, scheduler="none", concurrency=1)
+    process = sentray.start("tune", file)
+    sentray.wait(process, lambda: trials_of(sentray))  # the first has ended, the second trains
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 75, out + err
+    assert "SIGTERM: putting work away" in out and "Traceback" not in err
+    sentray.wait_for_idle()
+    (first,) = trials_of(sentray)
+    (saved,) = (sentray.folder / "runs/work/train").glob("*/step-*/complete.json")
+    before = json.loads(saved.read_text())["history"]
+    assert 0 < len(before) < 300
+
+    sentray("tune", file)
+    unchanged, second = trials_of(sentray)
+    assert unchanged == first and second["status"] == "finished"
+    assert [point[0] for point in second["curve"]] == list(range(20, 301, 20))
+    assert history_of(sentray, second)[: len(before)] == before  # times are in it: not made again
+
+
+def history_of(sentray, trial):
+    """Metric rows of a trial that has ended."""
+    result = sentray.folder / "runs" / trial["folder"].replace("train/", "trial/", 1)
+    return json.loads((result / "manifest.json").read_text())["stats"]["history"]
 
 
 def test_trials_with_several_workers(sentray, tune):

@@ -11,7 +11,6 @@ from pipeline.plan.plan import make_plan
 from pipeline.recipe.read import load_recipe
 from pipeline.run.board import start_board
 from pipeline.run.hosts import make_on_workers
-from pipeline.run.placement import place_of
 from pipeline.run.work import works_of
 from stages.contract import Workers
 from stages.errors import UserError
@@ -101,9 +100,7 @@ def test_an_error_that_is_the_users_to_mend_is_met_once(sentray, tiny_recipe, tm
         raise UserError("mend this")
 
     with pytest.raises(UserError, match="mend this"):
-        make_on_workers(
-            work, place_of(work), Workers(2, cpus=1, grouped=True), start_board(), refuse
-        )
+        make_on_workers(work, Workers(2, cpus=1, grouped=True), start_board(), refuse, work.say)
     assert 1 <= len(starts.read_text().splitlines()) <= 2  # once a worker
 
 

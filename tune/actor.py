@@ -6,17 +6,21 @@ Tune sees one result for each value of the metric, and one when the trial is pub
 """
 
 import gc
+import os
 import time
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+import ray
 from ray.tune import Trainable
 
 from pipeline.plan.graph import build_graph
 from pipeline.recipe.read import read_recipe
+from pipeline.run.board import stop_of
 from pipeline.run.placement import use_assigned_cores
-from stages.errors import StorageError, UserError
+from stages.errors import Stopped, StorageError, UserError
 from stages.files import Root
 from stages.train.stage import Train
 from tune.assignment import Assignment
@@ -27,8 +31,9 @@ from tune.trials import curve_of, publish_result
 class TrialActor(Trainable):
     """Tune's view of a trial. What goes wrong is a result too: the actor stays."""
 
-    def setup(self, config: dict[str, Any]) -> None:
+    def setup(self, config: dict[str, Any], board: Any) -> None:  # type: ignore[override]
         self._free_since = time.time()
+        self._board, self._stopping = board, stop_of(board)
         use_assigned_cores()
         self._take(config)
 
@@ -50,6 +55,11 @@ class TrialActor(Trainable):
         """Trains until the metric is measured again, and publishes at the end."""
         try:
             return self._next_result()
+        except Stopped:
+            if not ray.get(self._board.asked_to_stop.remote()):
+                os._exit(0)  # its machine is taken away: Tune lets it go on elsewhere
+            self.cleanup()
+            return self._over({"step": 0, "put_away": True})
         except UserError as error:
             return self._failed(str(error), retryable=isinstance(error, StorageError))
         except Exception as error:
@@ -81,8 +91,8 @@ class TrialActor(Trainable):
         raise RuntimeError("the training ended without its last row of metrics")
 
     def _open(self) -> Iterator[dict[str, Any]]:
-        work, member = self._assignment.work, self._assignment.member
-        stage = work.node.stage
+        work = replace(self._assignment.work, stopping=self._stopping)
+        member, stage = self._assignment.member, work.node.stage
         if member is not None:
             changes = self._values | {"train.seed": self._assignment.seed}
             recipe = read_recipe(member.document.changed(changes, ""))
@@ -95,7 +105,7 @@ class TrialActor(Trainable):
 
         # a member continues others, not itself
         self._training = start_training(stage, work, PlainEngine, checkpointed=member is None)
-        return every_row(self._training)
+        return every_row(self._training, self._stopping)
 
     def _publish(self) -> None:
         work, result = self._assignment.work, self._assignment.result

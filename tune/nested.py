@@ -3,32 +3,39 @@
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 from typing import Any
 
 import ray
 
-from pipeline.run.board import start_board
+from pipeline.run.board import near, start_board
 from pipeline.run.hosts import make_on_workers
-from pipeline.run.placement import place_of
 from pipeline.run.work import NodeWork
 from stages.train.stage import Train
 
 SECONDS_BETWEEN_LOOKS = 0.1
 
 
-def every_row(training: Any) -> Iterator[dict[str, Any]]:
+def every_row(training: Any, stopping: Callable[[], bool]) -> Iterator[dict[str, Any]]:
     """Metric rows of a training, with those from before it was continued; `last` marks the last.
 
     Whoever judges a trial sees its whole curve that way, in order. What is before is read now: a
     member of a population that takes over another's state afterwards does not tell its history.
+
+    Raises:
+        Stopped: it was to end between two rows, and has saved a checkpoint.
     """
     rows = chain(list(training.progress.history), training.rows())
-    return (
-        row | {"last": training.is_over and row["step"] == training.progress.step} for row in rows
-    )
+
+    def told() -> Iterator[dict[str, Any]]:
+        for row in rows:
+            is_last = training.is_over and row["step"] == training.progress.step
+            yield row | {"last": is_last}
+            training.put_away_if(stopping())
+
+    return told()
 
 
 @ray.remote(num_cpus=0)
@@ -65,8 +72,12 @@ def nested_rows(work: NodeWork, search: str) -> Iterator[dict[str, Any]]:
 
     The workers are asked to stop and do so together at their next row: killing them would leave
     their cores to a cleaner that can die first.
+
+    Raises:
+        Stopped: `work` asked for it; a checkpoint is saved.
     """
-    relay: Any = Relay.remote()  # type: ignore[attr-defined]
+    relay: Any = Relay.options(**near()).remote()  # type: ignore[attr-defined]
+    board = start_board()
     errors: list[BaseException] = []
 
     def train() -> None:
@@ -74,7 +85,7 @@ def nested_rows(work: NodeWork, search: str) -> Iterator[dict[str, Any]]:
             workers = work.node.stage.resources().workers
             assert workers is not None
             train_relayed = partial(_train_relayed, relay, search)
-            make_on_workers(work, place_of(work), workers, start_board(), train_relayed)
+            make_on_workers(work, workers, board, train_relayed, work.say)
         except BaseException as error:  # handed to the thread that reads
             errors.append(error)
 
@@ -82,6 +93,8 @@ def nested_rows(work: NodeWork, search: str) -> Iterator[dict[str, Any]]:
     thread.start()
     try:
         while True:
+            if work.stopping():
+                ray.get(board.stop.remote())
             alive = thread.is_alive()
             row = ray.get(relay.take.remote())
             if row is not None and not row["last"]:
@@ -112,7 +125,7 @@ def _train_relayed(relay: Any, search: str, work: NodeWork) -> None:
     assert isinstance(stage, Train)
     training = start_training(stage, work, engine_of(stage))
     engine = training.engine
-    for row in every_row(training):
+    for row in every_row(training, work.stopping):
         stop = engine.rank == 0 and ray.get(relay.put.remote(row))
         device = engine.student.encoder.device
         if engine.sum_over_workers(torch.tensor(float(stop), device=device)) > 0:

@@ -9,9 +9,10 @@ Every step asks first what is known, so a search that was killed, or has got mor
 space, goes on with what is missing. A finished one is shown again without Ray.
 """
 
+import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import yaml
@@ -21,10 +22,11 @@ from pipeline.recipe.read import dump_recipe
 from pipeline.report.figures import Results, collect
 from pipeline.run.metrics import RunMetrics
 from pipeline.run.runner import check_nodes, make_needed, run
+from pipeline.run.stopping import asked_by_signals
 from pipeline.run.work import NodeWork
 from pipeline.store.leases import Leases
 from stages.contract import NO_FIGURES
-from stages.errors import UserError
+from stages.errors import Stopped, UserError
 from stages.packages import need
 from tune.assignment import Assignment, Member
 from tune.definition import Search
@@ -163,7 +165,8 @@ class _Phases:
             reservation = self._prepare(assignments[0].work)
             from tune.population import run_population
 
-            run_population(search, self._log, assignments, reservation, self._out)
+            with self._asked() as asked:
+                run_population(search, self._log, assignments, reservation, self._out, asked)
         elif refused is not None and not ended:
             raise refused
 
@@ -236,14 +239,27 @@ class _Phases:
             table.show(queue, trial)
             metrics.figures("search", table.figures)
 
-        queue = TrialQueue(self._search, self._log, searcher, seeds, phase, may_start, watch)
-        first = queue.peek()
-        if first is None:
-            return
-        reservation = self._prepare(first.work)
-        from tune.ray_tune import run_trials
+        with self._asked() as asked:
 
-        run_trials(queue, reservation, stops_early=phase == "search")
+            def goes_on() -> bool:
+                return not asked.is_set() and may_start()
+
+            queue = TrialQueue(self._search, self._log, searcher, seeds, phase, goes_on, watch)
+            first = queue.peek()
+            if first is None:
+                return
+            reservation = self._prepare(first.work)
+            from tune.ray_tune import run_trials
+
+            run_trials(queue, reservation, phase == "search", asked)
+
+    @contextmanager
+    def _asked(self) -> Iterator[threading.Event]:
+        """What signals set; raises Stopped at the end if one has."""
+        with asked_by_signals(self._out) as asked:
+            yield asked
+        if asked.is_set():
+            raise Stopped
 
     def _prepare(self, work: NodeWork) -> Reservation:
         """Starts Ray and makes what trials read; what a trial takes."""

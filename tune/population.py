@@ -1,5 +1,6 @@
 """Population-based training on Ray Tune: bad members take over state and values of good ones."""
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -24,10 +25,12 @@ def run_population(
     assignments: list[Assignment],
     reservation: Reservation,
     out: Callable[[str], None],
+    asked: threading.Event,
 ) -> None:
     """Trains all members, some at a time; bad ones take over state and values of good ones.
 
-    A member's trial has the configuration with which it ended.
+    A member's trial has the configuration with which it ended. Members that have not ended when it
+    is asked to stop are not kept.
     """
     scheduler = Population(
         search, time_attr="judged", metric="value", mode=mode_of(search),
@@ -39,7 +42,8 @@ def run_population(
     param_space: dict[str, Any] = {"assignment": tune.grid_search(assignments)}
     for name in search.space.dimensions:
         param_space[name] = tune.sample_from(partial(_first_value, name))
-    fit(search, reservation, scheduler, MemberReports(search, log, out), param_space=param_space)
+    reports = MemberReports(search, log, out)
+    fit(search, reservation, scheduler, reports, asked, param_space=param_space)
 
 
 def mutations_of(space: Space) -> dict[str, Any]:
@@ -104,6 +108,8 @@ class MemberReports(Reports):
         metric = self._search.settings.metric
         work = self._search.work_of(values, seed)
         last, curve = self.pop(trial)
+        if "put_away" in last:
+            return
         last = last | (error or {})
         reason = last.get("reason", "")
         if not (reason or "value" in last):  # an earlier figure is not what it ended with

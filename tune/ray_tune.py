@@ -7,11 +7,13 @@ there. Its own record of the experiment is scratch.
 import logging
 import math
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
 
+import ray
 from ray import tune
 from ray.tune import Callback, CheckpointConfig, FailureConfig, RunConfig, TuneConfig
 from ray.tune.schedulers import (
@@ -22,6 +24,7 @@ from ray.tune.schedulers import (
 )
 from ray.tune.search import Searcher
 
+from pipeline.run.board import start_board
 from tune.actor import TrialActor
 from tune.assignment import Assignment
 from tune.definition import Search
@@ -40,14 +43,16 @@ QUIET_TUNE = {
 }
 
 
-def run_trials(queue: TrialQueue, reservation: Reservation, stops_early: bool) -> None:
-    """Runs a queue's trials to its end, within a Ray session."""
+def run_trials(
+    queue: TrialQueue, reservation: Reservation, stops_early: bool, asked: threading.Event
+) -> None:
+    """Runs a queue's trials to its end, within a Ray session, or until it is asked to stop."""
     search = queue.search
     scheduler = make_scheduler(search) if stops_early else FIFOScheduler()
     if stops_early:
         replay(scheduler, search, queue)
     reports, suggestions = _QueueReports(queue), _Suggestions(queue)
-    fit(search, reservation, scheduler, reports, suggestions, reservation.at_once)
+    fit(search, reservation, scheduler, reports, asked, suggestions, reservation.at_once)
 
 
 def mode_of(search: Search) -> str:
@@ -104,18 +109,24 @@ def fit(
     reservation: Reservation,
     scheduler: TrialScheduler,
     reports: Callback,
+    asked: threading.Event,
     suggestions: Searcher | None = None,
     max_concurrent: int | None = None,
     param_space: dict[str, Any] | None = None,
 ) -> None:
-    """Runs Tune to its end, with what is suggested or, for a population, its `param_space`."""
+    """Runs Tune to its end, with what is suggested or, for a population, its `param_space`.
+
+    Once it is `asked` to stop, trials save a checkpoint and end.
+    """
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     root = search.store.root
     scratch = f"work/ray/tune-{search.name}"
     root.delete(scratch)  # of a search that was killed
+    board = start_board()
+    trainable = tune.with_parameters(TrialActor, board=board)
     # a member's state must be where every machine can read it; nothing else is kept there
     tuner = tune.Tuner(
-        tune.with_resources(TrialActor, _bundle(reservation)),
+        tune.with_resources(trainable, _bundle(reservation)),
         param_space=param_space,
         tune_config=TuneConfig(
             search_alg=suggestions, scheduler=scheduler, num_samples=-1 if suggestions else 1,
@@ -124,7 +135,7 @@ def fit(
         ),
         run_config=RunConfig(
             name="tune", storage_path=root.path(scratch), storage_filesystem=root.fs, verbose=0,
-            callbacks=[reports],
+            callbacks=[reports, _Asking(asked, board)],
             # states of a population; without `False` every trial would leave its weights here
             checkpoint_config=CheckpointConfig(num_to_keep=4, checkpoint_at_end=False),
             # a process that died is replaced, and the trial goes on at its checkpoint
@@ -177,6 +188,18 @@ class _Suggestions(NotSaved, Searcher):
         return
 
 
+class _Asking(NotSaved, Callback):
+    """Hands the wish to stop on to the trials."""
+
+    def __init__(self, asked: threading.Event, board: Any) -> None:
+        self._asked, self._board, self._told = asked, board, False
+
+    def on_step_begin(self, iteration: int, trials: list[Any], **_: Any) -> None:
+        if self._asked.is_set() and not self._told:
+            ray.get(self._board.stop.remote())
+            self._told = True
+
+
 class Reports(NotSaved, Callback):
     """Keeps the newest result of every running trial, and its curve."""
 
@@ -213,6 +236,9 @@ class _QueueReports(Reports):
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
         last, curve = self.pop(trial)
+        if "put_away" in last:
+            self._queue.put_away(_fingerprint(trial))
+            return
         assignment: Assignment = trial.config["assignment"]
         store = self._queue.search.store
         facts: dict[str, Any]

@@ -110,6 +110,11 @@ class TrialQueue:
         self._close(self._owner.pop(fingerprint), trial)
         return trial
 
+    def put_away(self, fingerprint: str) -> None:
+        """Forgets a trial that runs no more and has not ended: the next search goes on with it."""
+        self.results.pop(fingerprint, None)
+        del self.running[fingerprint], self._owner[fingerprint]
+
     def _begin(self, candidate: _Candidate, seed: int) -> Assignment | None:
         """Starts a trial, unless its end is known."""
         metric = self.search.settings.metric

@@ -51,12 +51,16 @@ class Board:
 
 
 def start_board() -> Any:
-    """The board, on the driver's machine: no other machine's loss takes what was told."""
+    """The board of the process that calls."""
+    restarted = {"max_restarts": -1, "max_task_retries": -1}
+    return Board.options(**near(), **restarted).remote()  # type: ignore[attr-defined]
+
+
+def near() -> dict[str, Any]:
+    """Options of an actor that serves this process: on its machine, no other one's loss ends it."""
     here = ray.get_runtime_context().get_node_id()
     # soft=True is not kept to where an actor takes no core (Ray 2.60: four of four went elsewhere)
-    near = NodeAffinitySchedulingStrategy(here, soft=False)
-    options = {"scheduling_strategy": near, "max_restarts": -1, "max_task_retries": -1}
-    return Board.options(**options).remote()  # type: ignore[attr-defined]
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False)}
 
 
 def poster(node: str, board: Any) -> Say:

@@ -22,7 +22,7 @@ from pipeline.run.progress import NodeProgress
 from pipeline.run.rows import make_rows
 from pipeline.run.work import NodeWork
 from pipeline.store.copies import used_meanwhile
-from stages.contract import RowWise, Workers
+from stages.contract import RowWise, Say, Workers
 from stages.errors import Stopped, UserError
 from stages.plugins import plugin_version
 
@@ -50,7 +50,7 @@ def make_nodes(
         _make_here([replace(work, tell=progress(work.name)) for work in works])
     elif resources.workers is not None:
         for work in works:
-            _make_through_notices(work, resources.workers, board, progress(work.name))
+            make_on_workers(work, resources.workers, board, _make_alone, progress(work.name))
     else:
         _task(_make_there, _options(first, place_of(first)), works, board)
 
@@ -149,33 +149,30 @@ def _task(
         raise
 
 
-def _make_through_notices(
-    work: NodeWork, workers: Workers, board: Any, progress: NodeProgress
+def make_on_workers(
+    work: NodeWork, workers: Workers, board: Any, make: Callable[[NodeWork], None], say: Say
 ) -> None:
-    """Trains on, from the checkpoint, when machines leave with notice.
+    """Runs `make` on every training worker; grouped ones find each other through Ray Train.
 
-    Where there is no room without them, it waits for others.
+    When machines leave with notice it goes on from the checkpoint; where there is no room without
+    them, it waits for others.
+
+    Raises:
+        Stopped: the board asked for it.
     """
     where = place_of(work)
     while True:
         try:
-            make_on_workers(work, where, workers, board, _make_alone)
+            if workers.grouped:
+                _group(work, where, workers, board, make)
+            else:
+                _task(_make_there, _options(work, where), [work], board)
             return
         except Stopped:
             if ray.get(board.asked_to_stop.remote()):
                 raise
             ray.get(board.forget_error.remote(work.name))
-            progress(LEAVING, important=True)
-
-
-def make_on_workers(
-    work: NodeWork, where: Place, workers: Workers, board: Any, make: Callable[[NodeWork], None]
-) -> None:
-    """Runs `make` on every training worker; grouped ones find each other through Ray Train."""
-    if workers.grouped:
-        _group(work, where, workers, board, make)
-        return
-    _task(_make_there, _options(work, where), [work], board)
+            say(LEAVING, important=True)
 
 
 def _group(

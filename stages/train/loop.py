@@ -136,15 +136,16 @@ class Training:
                 break
 
     def put_away_if(self, asked: bool) -> None:
-        """Saves a checkpoint and ends, if any worker was asked to; all workers call it.
+        """Saves a checkpoint, where it has any, and ends if any worker was asked to; all call it.
 
         Raises:
             Stopped: the checkpoint is there.
         """
         device = self.engine.student.encoder.device
         count = self.engine.sum_over_workers(torch.tensor(int(asked), device=device))
-        if int(count) and self._checkpoints is not None and not self.is_over:
-            self.save(self._checkpoints)
+        if int(count) and not self.is_over:
+            if self._checkpoints is not None:
+                self.save(self._checkpoints)
             raise Stopped
 
     @property

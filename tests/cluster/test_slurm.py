@@ -208,6 +208,44 @@ def test_ray_takes_the_options(tmp_path):
     assert dict(part.split("=") for part in found["labels"].split(",")) == labels
 
 
+# Each node in its namespaces: it sees its own network, processes and /tmp/ray, and a shared disk.
+SRUN = """#!/bin/bash
+while [[ $1 == --* ]]; do shift; done
+for number in {numbers}; do
+    ip netns exec sentray-$number unshare --mount --pid --fork --kill-child --mount-proc \\
+        bash -c 'mount -t tmpfs tmpfs /tmp/ray; exec "$@"' node "$@" >>"$LOGS/$number" 2>&1 &
+done
+wait
+"""
+
+
+@pytest.mark.thorough
+def test_ray_itself_starts_on_two_nodes(nodes, manifest, tmp_path, monkeypatch):
+    """`ray symmetric-run` and all that follows; the student of a plain run on this machine."""
+    names = [nodes.add_network(number) for number in (8, 9)]
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    (commands / "srun").write_text(SRUN.format(numbers="8 9"))
+    (commands / "srun").chmod(0o755)
+    kinds = ("sentences", "embed", "tokens", "similarity", "train", "evaluate", "export")
+    pool = {"cpus": 1, "nodes": [2, 2], "stages": {kind: {} for kind in kinds}}
+    said = manifest("slurm", pools={"work": pool}, storage=str(tmp_path / "shared"))
+    print(said)
+    job = tmp_path / "manifests/tiny"
+    done = subprocess.run(
+        ["ip", "netns", "exec", names[0], "bash", str(job / "job.sh")], cwd=job,
+        env=os.environ | {
+            "PATH": f"{commands}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "LOGS": str(tmp_path), "SLURM_JOB_ID": "42", "SLURM_JOB_NUM_NODES": "2",
+            "SLURM_SUBMIT_DIR": str(job),
+        },
+    )  # fmt: skip
+    logs = {number: (tmp_path / str(number)).read_text() for number in (8, 9)}
+    assert done.returncode == 0, logs[8]
+    assert "2/2" in logs[8] or "student after" in logs[8]
+    print(logs)
+
+
 def test_pools_and_settings_become_directives(manifest):
     pool = POOL | {"nodes": [0, 4]}
     manifest("slurm", pools={"gpu": pool}, slurm={

@@ -66,6 +66,22 @@ class Nodes:
         self._start(1, ["--head", "--port=6379", "--dashboard-host=0.0.0.0"], num_cpus, environment)
         self._wait_for_dashboard()
 
+    def add_network(self, number: int) -> str:
+        """A namespace with address .number, in which nothing runs; its name."""
+        name = self._name(number)
+        # of a node that was killed: the system takes its time to forget its interface
+        _ip("netns", "del", name, check=False)
+        _ip("link", "del", f"{name}-b", check=False)
+        _ip("netns", "add", name)
+        _ip("link", "add", f"{name}-b", "type", "veth", "peer", "name", "eth0", "netns", name)
+        _ip("link", "set", f"{name}-b", "master", self._bridge, "up")
+        for command in (
+            ("addr", "add", f"{NETWORK}.{number}/24", "dev", "eth0"),
+            ("link", "set", "eth0", "up"), ("link", "set", "lo", "up"),
+        ):  # fmt: skip
+            _ip("-n", name, *command)
+        return name
+
     def start_worker(
         self,
         number: int,
@@ -127,7 +143,7 @@ class Nodes:
 
         found = requests.get(
             f"{self.dashboard}/nodes?view=summary",
-            headers={"Authorization": f"Bearer {self.token}"}, timeout=10,
+            headers={"Authorization": f"Bearer {self.token}"}, timeout=60,
         ).json()  # fmt: skip
         summary = found["data"]["summary"]
         alive = [one for one in summary if one.get("raylet", {}).get("state") == "ALIVE"]
@@ -159,18 +175,7 @@ class Nodes:
         environment: dict[str, str],
         small: Path | None = None,
     ) -> None:
-        name, address = self._name(number), f"{NETWORK}.{number}"
-        # of a node that was killed: the system takes its time to forget its interface
-        _ip("netns", "del", name, check=False)
-        _ip("link", "del", f"{name}-b", check=False)
-        _ip("netns", "add", name)
-        _ip("link", "add", f"{name}-b", "type", "veth", "peer", "name", "eth0", "netns", name)
-        _ip("link", "set", f"{name}-b", "master", self._bridge, "up")
-        for command in (
-            ("addr", "add", f"{address}/24", "dev", "eth0"), ("link", "set", "eth0", "up"),
-            ("link", "set", "lo", "up"),
-        ):  # fmt: skip
-            _ip("-n", name, *command)
+        name, address = self.add_network(number), f"{NETWORK}.{number}"
         home = self.folder / name
         home.mkdir(exist_ok=True)
         (home / "token").write_text(self.token)
