@@ -129,7 +129,7 @@ class _Phases:
         stack: ExitStack,
     ) -> None:
         self._search, self._log, self._address, self._out = search, log, address, out
-        self._stack = stack
+        self._stack, self._asked = stack, threading.Event()
         self._is_open = False
         self._started = time.monotonic()
         self._keeper = Keeper(search, log)
@@ -165,8 +165,10 @@ class _Phases:
             reservation = self._prepare(assignments[0].work)
             from tune.population import run_population
 
-            with self._asked() as asked:
-                run_population(search, self._log, assignments, reservation, self._out, asked)
+            with self._until_asked():
+                run_population(
+                    search, self._log, assignments, reservation, self._out, self._asked
+                )
         elif refused is not None and not ended:
             raise refused
 
@@ -239,26 +241,25 @@ class _Phases:
             table.show(queue, trial)
             metrics.figures("search", table.figures)
 
-        with self._asked() as asked:
+        def goes_on() -> bool:
+            return not self._asked.is_set() and may_start()
 
-            def goes_on() -> bool:
-                return not asked.is_set() and may_start()
+        queue = TrialQueue(self._search, self._log, searcher, seeds, phase, goes_on, watch)
+        first = queue.peek()
+        if first is None:
+            return
+        reservation = self._prepare(first.work)
+        from tune.ray_tune import run_trials
 
-            queue = TrialQueue(self._search, self._log, searcher, seeds, phase, goes_on, watch)
-            first = queue.peek()
-            if first is None:
-                return
-            reservation = self._prepare(first.work)
-            from tune.ray_tune import run_trials
-
-            run_trials(queue, reservation, phase == "search", asked)
+        with self._until_asked():
+            run_trials(queue, reservation, phase == "search", self._asked)
 
     @contextmanager
-    def _asked(self) -> Iterator[threading.Event]:
-        """What signals set; raises Stopped at the end if one has."""
-        with asked_by_signals(self._out) as asked:
-            yield asked
-        if asked.is_set():
+    def _until_asked(self) -> Iterator[None]:
+        """Signals ask for an end; raises Stopped at the end if one has."""
+        with asked_by_signals(self._asked, self._out):
+            yield
+        if self._asked.is_set():
             raise Stopped
 
     def _prepare(self, work: NodeWork) -> Reservation:

@@ -4,6 +4,7 @@ Every node is made under a lease (pipeline/store/leases.py). Where another run h
 waits, says for whom and how far that one is, and uses what it made, or takes over when it is gone.
 """
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -60,11 +61,11 @@ def make(
         for node in wanted
         if not node.stage.resources().in_driver
     }
-    board = start_board()
+    board, asked = start_board(), threading.Event()
     with (
         RunLog(plan.store.root, f"{record}/log", out) as log,
         Leases(plan.store.root, out) as leases,
-        asked_by_signals(out) as asked,
+        asked_by_signals(asked, out),
     ):
         progress = Progress(out, log, RunMetrics(plan.recipe.name))
         making = _Making(plan, wanted, again, pools, places, board, progress, leases)

@@ -34,9 +34,11 @@ def ended_by_signals() -> Iterator[None]:
 
 
 @contextmanager
-def asked_by_signals(say: Callable[[str], None]) -> Iterator[threading.Event]:
-    """The first signal sets the event and is told to `say`; the next one raises `Ended`."""
-    asked = threading.Event()
+def asked_by_signals(asked: threading.Event, say: Callable[[str], None]) -> Iterator[None]:
+    """The first signal sets `asked` and is told to `say`; the next one raises `Ended`.
+
+    Not before Ray has started, which takes SIGTERM for itself.
+    """
 
     def ask(number: int, frame: FrameType | None) -> None:
         if asked.is_set():
@@ -48,7 +50,7 @@ def asked_by_signals(say: Callable[[str], None]) -> Iterator[threading.Event]:
         )
 
     with _handled(ask):
-        yield asked
+        yield
 
 
 @contextmanager
