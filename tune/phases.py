@@ -166,9 +166,7 @@ class _Phases:
             from tune.population import run_population
 
             with self._until_asked():
-                run_population(
-                    search, self._log, assignments, reservation, self._out, self._asked
-                )
+                run_population(search, self._log, assignments, reservation, self._out, self._asked)
         elif refused is not None and not ended:
             raise refused
 
