@@ -1,13 +1,17 @@
 """Weak scaling of embedding over Ray nodes, and what the driver pays for shards and nodes.
 
     SENTRAY_DATA=/path/to/data python benchmarks/weak_scaling.py
+    SENTRAY_DATA=/path/to/data python benchmarks/weak_scaling.py --unpinned
     SENTRAY_DATA=/path/to/data python benchmarks/weak_scaling.py --driver
 
-Every Ray node has one core (`ray.cluster_utils`, all on this machine, the head has none). One node
-embeds N Wikipedia sentences with MiniLM, two embed 2 N, in turns; efficiency is the time of one
-over the time of two. Counted is the stage as a user waits for it, actors and loading included,
-Ray's own start not. Beside it, in the same rounds, the same work in as many plain processes without
-Ray, each with a fixed half: what of the loss is the machine's, not Ray's or ours.
+One machine embeds N Wikipedia sentences with MiniLM, two embed 2 N, in turns; efficiency is the
+time of one over the time of two. A machine is a core of this one with all that runs on it: Ray's
+daemons and the processes that embed; the first has the head and the driver too. `--unpinned` lets
+everything run anywhere, so that one machine has a second core for Ray and the driver, and two have
+none. Counted is the stage as a user waits for it, actors and loading included, Ray's own start not.
+
+Beside it, in the same rounds, the same work in plain processes without Ray, a core each, with a
+fixed half of the shards.
 
 `--driver` makes the tokens stage in shards of eight sentences instead, which costs little besides
 the bookkeeping, and reports CPU seconds of the driver's process by numbers of shards and nodes.
@@ -36,13 +40,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sentences", type=int, default=16_000, help="for each node")
     parser.add_argument("--driver", action="store_true")
+    parser.add_argument("--unpinned", action="store_true")
     options = parser.parse_args()
     print(f"{os.cpu_count()} cores")
     with tempfile.TemporaryDirectory() as storage:
         if options.driver:
             driver_cost(storage)
         else:
-            weak_scaling(storage, options.sentences, options.rounds)
+            weak_scaling(storage, options.sentences, options.rounds, not options.unpinned)
 
 
 def prepared(storage: str, name: str, num_sentences: int, rows_per_shard: int):  # type: ignore[no-untyped-def]
@@ -59,14 +64,22 @@ def prepared(storage: str, name: str, num_sentences: int, rows_per_shard: int): 
     return make_plan(recipe)
 
 
-def measured(plan, stage: str, num_nodes: int) -> tuple[float, float]:  # type: ignore[no-untyped-def]
+def measured(  # type: ignore[no-untyped-def]
+    plan, stage: str, num_nodes: int, pinned: bool = False
+) -> tuple[float, float]:
     """Seconds, and CPU seconds of this process, to make a node of the graph on so many nodes."""
+    everywhere = os.sched_getaffinity(0)
+    with_first = {min(everywhere)} if pinned else everywhere
+    os.sched_setaffinity(0, with_first)  # what this process starts inherits it
     cluster = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
     )
-    for _ in range(num_nodes):
+    for number in range(num_nodes):
+        if pinned:
+            os.sched_setaffinity(0, {sorted(everywhere)[number]})
         cluster.add_node(num_cpus=1)
     cluster.wait_for_nodes()
+    os.sched_setaffinity(0, with_first)
     node = plan.graph[stage]
     try:
         with ray_session(cluster.address):
@@ -75,6 +88,7 @@ def measured(plan, stage: str, num_nodes: int) -> tuple[float, float]:  # type: 
             return time.perf_counter() - started, time.process_time() - cpu_started
     finally:
         cluster.shutdown()
+        os.sched_setaffinity(0, everywhere)
 
 
 def without_ray(plan, stage: str, num_processes: int) -> float:  # type: ignore[no-untyped-def]
@@ -108,11 +122,11 @@ def make_shards(work: NodeWork, todo: list[int]) -> None:
         work.put_shard(number, make_shard(number))
 
 
-def weak_scaling(storage: str, num_sentences: int, rounds: int) -> None:
+def weak_scaling(storage: str, num_sentences: int, rounds: int, pinned: bool) -> None:
     plans = {n: prepared(storage, f"of-{n}", n * num_sentences, 1000) for n in (1, 2)}
     stage, ratios = "embed:minilm", defaultdict(list)
     for number in range(rounds):
-        ray_seconds = {n: measured(plan, stage, n)[0] for n, plan in plans.items()}
+        ray_seconds = {n: measured(plan, stage, n, pinned)[0] for n, plan in plans.items()}
         usage = plans[2].store.manifest(plans[2].folders[stage]).usage
         plain_seconds = {n: without_ray(plan, stage, n) for n, plan in plans.items()}
         print(f"round {number + 1}, {num_sentences:,} sentences for each, {usage}")

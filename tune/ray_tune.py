@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import attrgetter
@@ -51,7 +52,7 @@ def run_trials(
     scheduler = make_scheduler(search) if stops_early else FIFOScheduler()
     if stops_early:
         replay(scheduler, search, queue)
-    reports, suggestions = _QueueReports(queue), _Suggestions(queue)
+    reports, suggestions = QueueReports(queue), _Suggestions(queue)
     fit(search, reservation, scheduler, reports, asked, suggestions, reservation.at_once)
 
 
@@ -221,12 +222,13 @@ class Reports(NotSaved, Callback):
         return self._last.pop(trial.trial_id, {}), self._curves.pop(trial.trial_id, [])
 
 
-class _QueueReports(Reports):
+class QueueReports(Reports):
     """Writes what happens to trials into the queue."""
 
     def __init__(self, queue: TrialQueue) -> None:
         super().__init__()
         self._queue = queue
+        self._losses: Counter[str] = Counter()
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any
@@ -256,7 +258,14 @@ class _QueueReports(Reports):
         self._end(trial, last, facts)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
-        """The process of a trial died, more often than it is replaced."""
+        """The process of a trial died, and Tune gave it up."""
+        fingerprint = _fingerprint(trial)
+        # it does at once where a process dies while it gets its next trial (Ray 2.60)
+        self._losses[fingerprint] += trial.run_metadata.num_failures
+        if self._losses[fingerprint] <= self._queue.search.recipe.train.max_failures:
+            self.pop(trial)
+            self._queue.give_back(fingerprint)
+            return
         error = trial.get_pickled_error()
         lines = [line for line in str(error).splitlines() if line.strip()] if error else []
         reason = f"its process died: {lines[0]}" if lines else "its process died"

@@ -115,6 +115,12 @@ class TrialQueue:
         self.results.pop(fingerprint, None)
         del self.running[fingerprint], self._owner[fingerprint]
 
+    def give_back(self, fingerprint: str) -> None:
+        """A trial whose process was lost is the next one again."""
+        seed, candidate = self.running[fingerprint].seed, self._owner[fingerprint]
+        self.put_away(fingerprint)
+        self._ready.appendleft((candidate, seed))
+
     def _begin(self, candidate: _Candidate, seed: int) -> Assignment | None:
         """Starts a trial, unless its end is known."""
         metric = self.search.settings.metric

@@ -1,12 +1,14 @@
 """Bookkeeping of trials: what is tried, tried again, left out, ranked and kept."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from stages.files import Root
 from tests.support.trials import RATE, TAU3, play, trial
 from tune.ranking import counted, fresh_seeds, own_trials, rank
+from tune.ray_tune import QueueReports
 from tune.searchers import Listed, listed_configurations
 from tune.trial_queue import TrialQueue
 from tune.trials import TrialLog, score_of
@@ -172,6 +174,28 @@ def test_a_killed_search_knows_what_had_begun(three_rates):
     again = TrialLog(search.store.root, search.folder)
     assert [one.values for one in again.begun()] == [second.values] and len(list(again)) == 1
     assert queue.may_be_stopped(1) and not queue.may_be_stopped(2)
+
+
+def test_a_trial_whose_process_is_lost_too_often_has_failed(make_search, tiny_recipe):
+    """Tune gives up at the first loss where a process was about to get the trial."""
+    search = make_search({RATE: {"grid": [0.1, 0.2]}}, tiny_recipe("train.max_failures=2"))
+    log = TrialLog(search.store.root, search.folder)
+    queue = TrialQueue(search, log, Listed(list(search.space.grid())), search.seeds, "search")
+    reports = QueueReports(queue)
+    handed_out = []
+    for _ in range(3):
+        handed_out.append(queue.next())
+        lost = SimpleNamespace(
+            trial_id="x", config={"assignment": handed_out[-1]}, get_pickled_error=lambda: None,
+            evaluated_params={}, run_metadata=SimpleNamespace(
+                num_failures=1, last_result={}, metric_analysis={}, metric_n_steps={}
+            ),
+        )  # fmt: skip
+        reports.on_trial_error(0, [], lost)
+    assert [one.values for one in handed_out] == [{RATE: 0.1}] * 3
+    (failed,) = TrialLog(search.store.root, search.folder)
+    assert failed.values == {RATE: 0.1} and failed.retryable
+    assert queue.next().values == {RATE: 0.2}
 
 
 def test_only_the_best_configurations_keep_weights(make_search):
