@@ -308,7 +308,7 @@ def test_a_search_loses_a_machine_and_then_its_head(
     the end each trial has the score of an undisturbed search, and what had ended was not trained
     again. No checkpoint is due but those that the notice brings."""
     cluster_file(pools={"work": {"cpus": 1, "nodes": [2, 2], "stages": {"train": {}}}})
-    rates = [1e-4, 3e-4, 1e-3, 2e-3, 3e-3, 5e-3, 7e-3, 1e-2]
+    rates = [1e-4, 2e-4, 3e-4, 5e-4, 7e-4, 1e-3, 2e-3, 3e-3, 4e-3, 5e-3, 7e-3, 1e-2]
     search = {
         "space": {"train.learning_rate": {"grid": rates}}, "confirm": {"settings": 0},
         "scheduler": "none",  # what others stop early depends on the order
