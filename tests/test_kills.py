@@ -82,6 +82,7 @@ def long_recipe(tiny_recipe, tmp_path):
     return build
 
 
+@pytest.mark.thorough
 def test_a_killed_driver_loses_nothing_that_was_finished(sentray, long_recipe):
     """Killed while it embeds, and while it trains."""
     recipe = long_recipe()

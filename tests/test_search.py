@@ -107,6 +107,7 @@ def test_a_killed_search_goes_on_and_trains_nothing_twice(sentray, tune):
     assert page.count("<svg") >= 3 and "Two settings" in page
 
 
+@pytest.mark.thorough
 def test_more_trials_another_space_and_another_search_read_what_is_there(sentray, tune):
     file = tune({RATE: {"loguniform": [1e-4, 1e-2]}}, trials=2, scheduler="none")
     sentray("tune", file)
@@ -217,6 +218,7 @@ def history_of(sentray, trial):
     return json.loads((result / "manifest.json").read_text())["stats"]["history"]
 
 
+@pytest.mark.thorough
 def test_trials_with_several_workers(sentray, tune):
     two = ["train.num_workers=2", "train.cpus_per_worker=1"]
     changes = ["train.zero_stage=1", "train.max_steps=24"]
@@ -238,6 +240,7 @@ def test_trials_with_several_workers(sentray, tune):
     assert "16 worker(s) with 2 core(s)" in err and "do not fit" in err
 
 
+@pytest.mark.thorough
 def test_a_population(sentray, tune):
     file = tune(
         {RATE: {"loguniform": [1e-5, 1e-2]}, TAU3: {"choice": [0.0125, 0.05]},

@@ -47,6 +47,7 @@ def made_by(lines):
 LONG = ("train.max_steps=120", "train.checkpoint_every_steps=5", "evaluate.speed=false")
 
 
+@pytest.mark.thorough
 def test_two_runs_make_each_stage_once(sentray, tiny_recipe, undisturbed):
     recipe = tiny_recipe("evaluate.speed=false")
     file = sentray.recipe_file(recipe)

@@ -1,6 +1,7 @@
 """What Tune is told of a trial, and what its schedulers decide; without a cluster."""
 
 import random
+import threading
 from itertools import count
 from types import SimpleNamespace
 
@@ -24,11 +25,14 @@ def actor_of(monkeypatch, search, rows, **settings):
     work = search.work_of({RATE: 0.1}, 1)
     assignment = Assignment(work, work, {RATE: 0.1}, 1, "dev_spearman", "x", **settings)
     progress = SimpleNamespace(history=[], step=0)
-    training = SimpleNamespace(progress=progress, rows=lambda: rows, is_over=False)
+    training = SimpleNamespace(
+        progress=progress, rows=lambda: rows, is_over=False, put_away_if=lambda asked: None
+    )
     monkeypatch.setattr("tune.actor.use_assigned_cores", lambda: None)
+    monkeypatch.setattr("tune.actor.stop_of", lambda board: lambda: False)
     monkeypatch.setattr("stages.train.run.start_training", lambda *_, **__: training)
     actor = TrialActor.__new__(TrialActor)
-    actor.setup({"assignment": assignment})
+    actor.setup({"assignment": assignment}, board=None)
     return actor
 
 
@@ -170,5 +174,6 @@ def test_no_more_trials_run_at_once_than_were_asked_for(make_search, monkeypatch
             assert self.limited.suggest("4") == Searcher.FINISHED
 
     monkeypatch.setattr("ray.tune.Tuner", Tuner)
-    run_trials(queue, Reservation({"CPU": 1}, {}, 2), stops_early=True)
+    monkeypatch.setattr("tune.ray_tune.start_board", lambda: None)
+    run_trials(queue, Reservation({"CPU": 1}, {}, 2), stops_early=True, asked=threading.Event())
     assert len(log) == 3
