@@ -13,7 +13,6 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -99,8 +98,7 @@ class TrialLog:
         names = [
             f"{self._folder}/trials/{name}" for name in self._root.list(f"{self._folder}/trials")
         ]
-        with ThreadPoolExecutor(16) as pool:  # a request each
-            return sorted(pool.map(self._root.read, names), key=_ended)
+        return sorted(self._root.read_all(names), key=_ended)
 
     def __iter__(self) -> Iterator[Trial]:
         return iter(list(self._trials.values()))

@@ -85,11 +85,15 @@ class ArtifactStore:
         """The ledger: shards whose record and data are there, published or not."""
         found = {}
         sizes = self.root.sizes(folder)
-        for name in sizes:
-            if name.startswith("shards/") and name[7:].removesuffix(".json").isdecimal():
-                record = read_shard(json.loads(self.root.read(f"{folder}/{name}")))
-                if not _gone(record.files.values(), sizes):
-                    found[record.number] = record
+        names = [
+            f"{folder}/{name}"
+            for name in sizes
+            if name.startswith("shards/") and name[7:].removesuffix(".json").isdecimal()
+        ]
+        for raw in self.root.read_all(names):
+            record = read_shard(json.loads(raw))
+            if not _gone(record.files.values(), sizes):
+                found[record.number] = record
         return found
 
     def whole_shards(self, folder: str, rows: Mapping[int, int]) -> list[ShardRecord]:

@@ -39,3 +39,13 @@ def test_bad_storage_roots_are_explained(uri, expected):
     with pytest.raises(UserError, match=expected) as caught:
         Root(uri)
     assert "secret@" not in str(caught.value)
+
+
+def test_many_files_are_read_in_order(tmp_path):
+    root = Root(str(tmp_path))
+    names = [f"many/{number}.bin" for number in range(50)]
+    for name in names:
+        root.write(name, name.encode())
+    assert list(root.read_all(reversed(names))) == [name.encode() for name in reversed(names)]
+    with pytest.raises(FileNotFoundError):
+        root.read_all([*names, "many/50.bin"])
