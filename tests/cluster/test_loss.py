@@ -221,7 +221,7 @@ def test_the_head_lost_in_the_middle(lab, nodes, root, recipe, sentray, tmp_path
 def test_two_people_submit_the_same_at_once_and_the_first_is_killed(
     lab, nodes, root, recipe, sentray, tmp_path, monkeypatch
 ):
-    whole = recipe()
+    whole = recipe("train.max_steps=600", "train.checkpoint_every_steps=50")
     monkeypatch.setenv("LOGNAME", "ann")
     first = submitted(lab)
     wait_until(lambda: records(root, "embed"))
@@ -230,8 +230,9 @@ def test_two_people_submit_the_same_at_once_and_the_first_is_killed(
     assert first != second
     server = JobServer(load_cluster("lab"))
     wait_until(lambda: "waits for" in server.get_job_logs(second))
-    wait_until(lambda: [f for f in root.list("work/train") if len(root.list(f"work/train/{f}"))])
-    os.kill(int(server.job(first).driver_info.pid), signal.SIGKILL)
+    driver = int(server.job(first).driver_info.pid)
+    wait_until(lambda: checkpoints(root))
+    os.kill(driver, signal.SIGKILL)
     out = lab("jobs", "logs", second, "--cluster", "lab")
     assert "embed:t           made by another run" in out
     assert "takes over from" in out
