@@ -11,20 +11,13 @@ NUM_SHARDS = 400
 
 # Not SIGINT or SIGHUP: whoever starts the tests in the background, or with nohup, ignores those for
 # them and their children, and a run respects that.
-HOW = {
-    "plain": [],
-    "grouped": ["train.num_workers=2", "train.cpus_per_worker=1", "train.zero_stage=2"],
-}
 
 
-@pytest.mark.parametrize("how", ["plain", pytest.param("grouped", marks=pytest.mark.thorough)])
-def test_a_training_saves_a_checkpoint_first(sentray, tiny_recipe, inputs_made, tmp_path, how):
-    overrides = [
-        *HOW[how], "train.max_steps=600", "train.checkpoint_every_steps=100000",
-        "train.dev.every_steps=200",
+def test_a_training_saves_a_checkpoint_first(sentray, tiny_recipe, inputs_made, tmp_path):
+    recipe = tiny_recipe(
+        "train.max_steps=600", "train.checkpoint_every_steps=100000", "train.dev.every_steps=200",
         "evaluate.speed=false",
-    ]  # fmt: skip
-    recipe = tiny_recipe(*overrides)
+    )  # fmt: skip
     file = sentray.recipe_file(recipe)
     process = sentray.start("run", file, "--only", "train")
     for line in process.stdout:
