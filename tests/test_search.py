@@ -191,7 +191,8 @@ def test_a_search_that_is_asked_to_stop_puts_its_trials_away(sentray, tune, work
         "train.checkpoint_every_steps=100000", "train.max_failures=0",
         f"train.num_workers={workers}", "train.cpus_per_worker=1",
     ]  # fmt: skip
-    file = tune({RATE: {"grid": [1e-3]}}, *changes, scheduler="none")
+    rates = [1e-3, 1e-4] if workers == 1 else [1e-3]
+    file = tune({RATE: {"grid": rates}}, *changes, scheduler="none", concurrency=1)
     process = sentray.start("tune", file)
     for line in process.stdout:
         if "1 running" in line:  # it has told of its first steps
@@ -207,7 +208,8 @@ def test_a_search_that_is_asked_to_stop_puts_its_trials_away(sentray, tune, work
     assert 0 < len(before) < num_steps
 
     sentray("tune", file)
-    (trial,) = trials_of(sentray)
+    trial, *others = trials_of(sentray)
+    assert len(others) == len(rates) - 1
     assert [point[0] for point in trial["curve"]] == list(range(20, num_steps + 1, 20))
     assert history_of(sentray, trial)[: len(before)] == before  # times are in it: not made again
 
@@ -261,6 +263,23 @@ def test_a_population(sentray, tune):
     assert any(len(values) > 1 for values in rates.values())  # somebody took over from another
     assert "fresh seed" in out
     assert "starting Ray" not in sentray("tune", file)
+
+
+@pytest.mark.thorough
+def test_a_population_that_is_asked_to_stop_ends(sentray, tune):
+    """No member has ended, so none is kept."""
+    changes = ["train.max_steps=3000", "train.dev.every_steps=30"]
+    space = {RATE: {"loguniform": [1e-5, 1e-2]}}
+    file = tune(space, *changes, scheduler="population", trials=3, interval=0.01)
+    process = sentray.start("tune", file)
+    for line in process.stdout:
+        if line.startswith("member"):
+            break
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 75, out + err
+    assert "Traceback" not in err and not trials_of(sentray)
+    sentray.wait_for_idle()
 
 
 def test_a_trial_that_fits_nowhere_is_said_at_once(sentray, tune):
