@@ -3,6 +3,7 @@
 import signal
 
 import pytest
+import yaml
 
 from tests.support.command import made, student_weights
 from tests.support.models import make_sentences
@@ -74,4 +75,27 @@ def test_a_second_signal_ends_at_once(sentray, tiny_recipe, inputs_made):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM
     assert "sentray: ended; run again to continue" in err
+    sentray.wait_for_idle()
+
+
+@pytest.mark.parametrize(("stage", "workers"), [("train", 1), ("train", 2), ("embed", 1)])
+def test_what_waits_for_a_machine_has_nothing_to_put_away(
+    sentray, tiny_recipe, inputs_made, tmp_path, stage, workers
+):
+    """Its pool may grow, and has not: the first signal is enough."""
+    pool = {"cpus": 4, "nodes": [0, 1], "stages": {stage: {}}}
+    (tmp_path / "pools.yaml").write_text(yaml.safe_dump({"pools": {"late": pool}}))
+    recipe = tiny_recipe(f"train.num_workers={workers}", "train.cpus_per_worker=1")
+    file = sentray.recipe_file(recipe)
+    process = sentray.start(
+        "run", file, "--only", stage, "--force", stage, "--pools", tmp_path / "pools.yaml"
+    )
+    for line in process.stdout:
+        if stage in line and "started" in line:
+            break
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 75, out + err
+    assert err.strip().endswith("sentray: stopped; run again to continue")
+    assert not list((tmp_path / "runs").glob("leases/*/*/*.json"))
     sentray.wait_for_idle()

@@ -8,7 +8,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from stages.contract import NO_FIGURES, Say
-from stages.errors import UserError
+from stages.errors import Stopped, UserError
 
 # What is said of work whose machine leaves with notice.
 LEAVING = "its machine is taken away; it goes on elsewhere with what is finished"
@@ -25,6 +25,13 @@ class Board:
         self._news: list[News] = []
         self._errors: dict[str, UserError] = {}
         self._asked = False
+        self._begun: set[str] = set()
+
+    def begin(self, node: str) -> bool:
+        """A worker is there for a node; False: too late, all are asked to end."""
+        if not self._asked:
+            self._begun.add(node)
+        return not self._asked
 
     def post(self, *news: *News) -> None:
         self._news.append(news)
@@ -35,12 +42,15 @@ class Board:
     def error(self, node: str) -> UserError | None:
         return self._errors.get(node)
 
-    def forget_error(self, node: str) -> None:
+    def forget(self, node: str) -> None:
+        """Its workers are gone, and are to come again."""
         self._errors.pop(node, None)
+        self._begun.discard(node)
 
-    def stop(self) -> None:
-        """Asks all to put their work away."""
+    def stop(self) -> set[str]:
+        """Asks all to put their work away; nodes that workers were there for."""
         self._asked = True
+        return self._begun
 
     def asked_to_stop(self) -> bool:
         return self._asked
@@ -75,6 +85,16 @@ def poster(node: str, board: Any) -> Say:
 def wait_until_told(board: Any) -> None:
     """Until the board has all that this process has posted: it takes calls in their order."""
     ray.get(board.asked_to_stop.remote())
+
+
+def begin(node: str, board: Any) -> None:
+    """A worker is there, and is waited for when all are asked to end.
+
+    Raises:
+        Stopped: they have been.
+    """
+    if not ray.get(board.begin.remote(node)):
+        raise Stopped
 
 
 def asked_of(board: Any) -> Callable[[], bool]:

@@ -15,7 +15,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from pipeline.run.board import LEAVING, poster, stop_of, wait_until_told
+from pipeline.run.board import LEAVING, begin, poster, stop_of, wait_until_told
 from pipeline.run.meter import Meter
 from pipeline.run.placement import Place, assigned_cores, place_of, use_assigned_cores
 from pipeline.run.progress import NodeProgress
@@ -114,6 +114,7 @@ def _make_there(works: Sequence[NodeWork], board: Any) -> None:
 
 def _connected(work: NodeWork, board: Any, meter: Meter) -> NodeWork:
     """The work in a worker's process: it tells the board, and hears from it."""
+    begin(work.name, board)
     return replace(work, tell=poster(work.name, board), stopping=stop_of(board), meter=meter)
 
 
@@ -171,7 +172,7 @@ def make_on_workers(
         except Stopped:
             if ray.get(board.asked_to_stop.remote()):
                 raise
-            ray.get(board.forget_error.remote(work.name))
+            ray.get(board.forget.remote(work.name))
             say(LEAVING, important=True)
 
 

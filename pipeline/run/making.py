@@ -70,9 +70,10 @@ def make(
         progress = Progress(out, log, RunMetrics(plan.recipe.name))
         making = _Making(plan, wanted, again, pools, places, board, progress, leases)
 
-        def ask() -> None:
+        def ask() -> set[str]:
             leases.stop_waiting()
-            ray.get(board.stop.remote())
+            begun: set[str] = ray.get(board.stop.remote())
+            return begun
 
         run_ready(wanted, making.make_batch, lambda: progress.relay(board), asked, ask)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 
-from pipeline.run.board import asked_of, machine_is_leaving
+from pipeline.run.board import asked_of, begin, machine_is_leaving
 from pipeline.run.meter import Meter
 from pipeline.run.placement import Place, assigned_cores, place_of, use_assigned_cores
 from pipeline.run.progress import NodeProgress
@@ -49,7 +49,7 @@ class ShardActor:
         board: Any,
     ) -> None:
         use_assigned_cores()
-        self._open = open_pass
+        self._open, self._board = open_pass, board
         self._at_work, self._idle_since = threading.Lock(), time.monotonic()
         threading.Thread(target=self._leave, daemon=True).start()
         self._make: Callable[[int], Shard | None] | None = None
@@ -84,6 +84,7 @@ class ShardActor:
             if self._work.stopping():
                 raise Stopped
             if self._make is None:
+                begin(self._work.name, self._board)
                 self._make = self._open(self._work)
             with used_meanwhile():
                 shard = self._make(number)

@@ -5,7 +5,7 @@ Knows neither Ray nor stages by name. The driver's threads only wait; Ray does t
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from pipeline.plan.graph import Node
 from stages.errors import Stopped
@@ -24,7 +24,7 @@ def run_ready(
     make: Callable[[list[Node]], None],
     tick: Callable[[], None],
     asked: threading.Event,
-    ask: Callable[[], None],
+    ask: Callable[[], Collection[str]],
 ) -> None:
     """Makes every batch once its inputs among `nodes` are made; the first error ends the run.
 
@@ -33,8 +33,9 @@ def run_ready(
 
     Args:
         tick: called a few times a second.
-        asked: set when the run is to end. `ask` is then called, nothing more is started, and those
-            who can put their work away are waited for.
+        asked: set when the run is to end. Nothing more is started then, and those who can put their
+            work away are waited for, among the nodes that `ask` names: those with a worker. A node
+            that waits for a machine has nothing to put away.
 
     Raises:
         Stopped: it was asked to end before all was made.
@@ -52,11 +53,12 @@ def run_ready(
             finished.put((number, None))
 
     number, stopping, stopped = 0, False, False
+    begun: Collection[str] = ()
     while waiting or running:
         if asked.is_set() and not stopping:
             stopping = True
-            ask()
-        if stopping and not any(map(_puts_away, running.values())):
+            begun = ask()
+        if stopping and not any(_puts_away(batch, begun) for batch in running.values()):
             raise Stopped
         for batch in list(waiting) if not stopping else []:
             if _may_start(batch, waiting, list(running.values())):
@@ -78,10 +80,11 @@ def run_ready(
         raise Stopped
 
 
-def _puts_away(batch: list[Node]) -> bool:
+def _puts_away(batch: list[Node], begun: Collection[str]) -> bool:
     """Whether an unfinished batch keeps what it has done when it is asked to end."""
     stage = batch[0].stage
-    return stage.row_wise or stage.resources().workers is not None
+    keeps = stage.row_wise or stage.resources().workers is not None
+    return keeps and any(node.name in begun for node in batch)
 
 
 def _may_start(batch: list[Node], waiting: list[list[Node]], running: list[list[Node]]) -> bool:
