@@ -286,3 +286,17 @@ def test_a_trial_that_fits_nowhere_is_said_at_once(sentray, tune):
     err = sentray("tune", tune({RATE: {"grid": [1e-3]}}, cpus_per_trial=64), code=2)
     assert "64 core(s)" in err and "fits on no machine" in err and "search.cpus_per_trial" in err
     assert not os.listdir(sentray.folder / "runs/tune/tiny") or not trials_of(sentray)
+
+
+def test_a_search_that_waits_for_a_machine_ends_when_it_is_asked_to(sentray, tune, tmp_path):
+    """Its pool may grow, and has not."""
+    pool = {"cpus": 4, "nodes": [0, 1], "stages": {"train": {}}}
+    (tmp_path / "pools.yaml").write_text(yaml.safe_dump({"pools": {"late": pool}}))
+    file = tune({RATE: {"grid": [1e-3]}})
+    process = sentray.start("tune", file, "--pools", tmp_path / "pools.yaml")
+    sentray.wait(process, lambda: (sentray.folder / "runs/tune/tiny/trials.jsonl").exists())
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 75, out + err
+    assert err.strip().endswith("sentray: stopped; run again to continue")
+    assert not trials_of(sentray)

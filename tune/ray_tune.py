@@ -16,7 +16,7 @@ from typing import Any
 
 import ray
 from ray import tune
-from ray.tune import Callback, CheckpointConfig, FailureConfig, RunConfig, TuneConfig
+from ray.tune import Callback, CheckpointConfig, FailureConfig, RunConfig, Stopper, TuneConfig
 from ray.tune.schedulers import (
     AsyncHyperBandScheduler,
     FIFOScheduler,
@@ -124,6 +124,7 @@ def fit(
     scratch = f"work/ray/tune-{search.name}"
     root.delete(scratch)  # of a search that was killed
     board = start_board()
+    asking = _Asking(asked, board)
     trainable = tune.with_parameters(TrialActor, board=board)
     # a member's state must be where every machine can read it; nothing else is kept there
     tuner = tune.Tuner(
@@ -136,7 +137,7 @@ def fit(
         ),
         run_config=RunConfig(
             name="tune", storage_path=root.path(scratch), storage_filesystem=root.fs, verbose=0,
-            callbacks=[reports, _Asking(asked, board)],
+            callbacks=[reports, asking], stop=asking,
             # states of a population; without `False` every trial would leave its weights here
             checkpoint_config=CheckpointConfig(num_to_keep=4, checkpoint_at_end=False),
             # a process that died is replaced, and the trial goes on at its checkpoint
@@ -189,16 +190,24 @@ class _Suggestions(NotSaved, Searcher):
         return
 
 
-class _Asking(NotSaved, Callback):
-    """Hands the wish to stop on to the trials."""
+class _Asking(NotSaved, Callback, Stopper):
+    """Hands the wish to stop on to the trials; ends Tune once none runs, whatever still waits."""
 
     def __init__(self, asked: threading.Event, board: Any) -> None:
         self._asked, self._board, self._told = asked, board, False
+        self._idle = False
 
     def on_step_begin(self, iteration: int, trials: list[Any], **_: Any) -> None:
         if self._asked.is_set() and not self._told:
             ray.get(self._board.stop.remote())
             self._told = True
+        self._idle = not any(trial.status == trial.RUNNING for trial in trials)
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return False
+
+    def stop_all(self) -> bool:
+        return self._told and self._idle
 
 
 class Reports(NotSaved, Callback):
