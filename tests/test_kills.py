@@ -1,10 +1,21 @@
 """Runs that are killed go on where they were, and end as undisturbed ones."""
 
+import os
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from pipeline.plan.plan import make_plan
+from pipeline.recipe.read import load_recipe
+from pipeline.run.board import start_board
+from pipeline.run.log import RunLog
+from pipeline.run.metrics import RunMetrics
+from pipeline.run.progress import Progress
+from pipeline.run.rows import make_rows
+from pipeline.run.work import works_of
+from stages.contract import RowWise
 from tests.support.command import made, student_weights
 from tests.support.models import make_sentences
 
@@ -143,3 +154,58 @@ def test_a_killed_training_worker_is_replaced_and_changes_nothing(
     weights = student_weights(recipe["storage"])
     sentray("run", sentray.recipe_file(recipe), "--only", "train", "--force", "train")
     assert student_weights(recipe["storage"]) == weights
+
+
+class Deadly:
+    """A shard whose process dies once, as soon as it is stored: nobody hears that it is."""
+
+    def __init__(self, shard, looks):
+        self.files, self._num_rows, self._looks = shard.files, shard.num_rows, looks
+
+    @property
+    def num_rows(self):
+        with open(self._looks, "a") as looks:  # the first look is for the record, the next after
+            if looks.tell() == 1:
+                os._exit(1)
+            looks.write("x")
+        return self._num_rows
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A row-wise stage that writes down what it makes; the third shard is deadly."""
+
+    stage: RowWise
+    folder: Path
+
+    def passes(self):
+        return [self.open]
+
+    def open(self, work):
+        make = self.stage.open(work)
+
+        def make_shard(number):
+            with open(self.folder / "made", "a") as made:
+                made.write(f"{number}\n")
+            shard = make(number)
+            return Deadly(shard, self.folder / "looks") if number == 2 else shard
+
+        return make_shard
+
+
+def test_a_shard_that_is_stored_is_not_made_again_when_its_process_dies(
+    sentray, tiny_recipe, tmp_path
+):
+    """Ray asks for an answer that was lost anew; the actor that was started again has it."""
+    recipe = tiny_recipe("sentences.rows_per_shard=64")
+    sentray("run", sentray.recipe_file(recipe), "--only", "sentences")
+    plan = make_plan(load_recipe(sentray.recipe_file(recipe)))
+    work = works_of([plan.graph["tokens"]], recipe["storage"], plan.folders)["tokens"]
+    log = RunLog(work.root, "history/log", print)
+    progress = Progress(print, log, RunMetrics("tiny")).of("tokens")
+    todo = work.missing_shards()
+    assert len(todo) > 3
+    make_rows(work, Watched(work.node.stage, tmp_path), progress, start_board())
+    assert (tmp_path / "looks").read_text() == "x"  # it died
+    assert not work.missing_shards()
+    assert sorted(map(int, (tmp_path / "made").read_text().split())) == todo

@@ -54,6 +54,7 @@ class ShardActor:
         threading.Thread(target=self._leave, daemon=True).start()
         self._make: Callable[[int], Shard | None] | None = None
         self._meter = Meter(assigned_cores())
+        self._restarted = bool(ray.get_runtime_context().was_current_actor_reconstructed)
         self._work = replace(work, stopping=asked_of(board), meter=self._meter)
 
     def _leave(self) -> None:
@@ -83,6 +84,9 @@ class ShardActor:
         try:
             if self._work.stopping():
                 raise Stopped
+            # its process died, and with it answers that nobody had fetched yet
+            if self._restarted and (made := self._work.finished_shard(number)):
+                return {"shard": number, "rows": made.num_rows, "error": ""} | asdict(made.usage)
             if self._make is None:
                 begin(self._work.name, self._board)
                 self._make = self._open(self._work)

@@ -120,6 +120,9 @@ class NodeWork:
         found = {number: shard.num_rows for number, shard in finished.items()}
         return [number for number in sorted(rows) if found.get(number) != rows[number]]
 
+    def finished_shard(self, number: int) -> ShardRecord | None:
+        return self.store.finished_shard(self.folder, number)
+
     def whole_shards(self) -> list[ShardRecord]:
         """Finished shards of a row-wise node; raises UserError unless all of them are there."""
         return self.store.whole_shards(self.folder, self.expected_rows())

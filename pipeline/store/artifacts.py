@@ -96,6 +96,13 @@ class ArtifactStore:
                 found[record.number] = record
         return found
 
+    def finished_shard(self, folder: str, number: int) -> ShardRecord | None:
+        """One of the ledger's records; its data was there when it was written."""
+        try:
+            return read_shard(json.loads(self.root.read(_record(folder, number))))
+        except FileNotFoundError:
+            return None
+
     def whole_shards(self, folder: str, rows: Mapping[int, int]) -> list[ShardRecord]:
         """The ledger's shards where it has all of them.
 
@@ -143,7 +150,7 @@ class ArtifactStore:
             self.root.write(f"{folder}/{path}", data)
             records[name] = FileRecord(path, digest, len(data))
         record = ShardRecord(number, num_rows, records, usage)
-        self.root.write(f"{folder}/shards/{number:05d}.json", json.dumps(asdict(record)).encode())
+        self.root.write(_record(folder, number), json.dumps(asdict(record)).encode())
 
     def put_files(self, folder: str, local: Path) -> dict[str, FileRecord]:
         """Stores the files of a local folder, together, under one content-named folder."""
@@ -302,6 +309,10 @@ class Artifact:
 def _gone(records: Iterable[FileRecord], sizes: Mapping[str, int]) -> list[str]:
     """Paths of files that are not there, or with another size."""
     return [record.path for record in records if sizes.get(record.path) != record.num_bytes]
+
+
+def _record(folder: str, number: int) -> str:
+    return f"{folder}/shards/{number:05d}.json"
 
 
 def _check_whole(folder: str, shards: Iterable[ShardRecord], rows: Mapping[int, int]) -> None:
