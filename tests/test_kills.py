@@ -193,6 +193,7 @@ class Watched:
         return make_shard
 
 
+@pytest.mark.thorough
 def test_a_shard_that_is_stored_is_not_made_again_when_its_process_dies(
     sentray, tiny_recipe, tmp_path
 ):
