@@ -194,11 +194,13 @@ class _Asking(NotSaved, Callback, Stopper):
     """Hands the wish to stop on to the trials; ends Tune once none runs, whatever still waits."""
 
     def __init__(self, asked: threading.Event, board: Any) -> None:
-        self._asked, self._board, self._told = asked, board, False
-        self._idle = False
+        self._asked, self._board = asked, board
+        self._told = self._idle = False
 
     def on_step_begin(self, iteration: int, trials: list[Any], **_: Any) -> None:
-        if self._asked.is_set() and not self._told:
+        if not self._asked.is_set():
+            return
+        if not self._told:
             ray.get(self._board.stop.remote())
             self._told = True
         self._idle = not any(trial.status == trial.RUNNING for trial in trials)
@@ -207,7 +209,7 @@ class _Asking(NotSaved, Callback, Stopper):
         return False
 
     def stop_all(self) -> bool:
-        return self._told and self._idle
+        return self._idle
 
 
 class Reports(NotSaved, Callback):

@@ -113,7 +113,11 @@ def _make_there(works: Sequence[NodeWork], board: Any) -> None:
 
 
 def _connected(work: NodeWork, board: Any, meter: Meter) -> NodeWork:
-    """The work in a worker's process: it tells the board, and hears from it."""
+    """The work in a worker's process: it tells the board that it is there, and hears from it.
+
+    Raises:
+        Stopped: all have been asked to end.
+    """
     begin(work.name, board)
     return replace(work, tell=poster(work.name, board), stopping=stop_of(board), meter=meter)
 

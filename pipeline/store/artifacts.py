@@ -97,11 +97,13 @@ class ArtifactStore:
         return found
 
     def finished_shard(self, folder: str, number: int) -> ShardRecord | None:
-        """One of the ledger's records; its data was there when it was written."""
+        """A shard of the ledger, if its record and data are there."""
         try:
-            return read_shard(json.loads(self.root.read(_record(folder, number))))
+            record = read_shard(json.loads(self.root.read(_record(folder, number))))
         except FileNotFoundError:
             return None
+        data = record.files.values()
+        return record if all(self.root.exists(f"{folder}/{one.path}") for one in data) else None
 
     def whole_shards(self, folder: str, rows: Mapping[int, int]) -> list[ShardRecord]:
         """The ledger's shards where it has all of them.
