@@ -261,3 +261,14 @@ def test_the_plan_lists_a_folder_once_and_reads_no_data(prepared, monkeypatch):
     make_plan(recipe)
     assert listed.count(embed.folder) == 1
     assert not [name for name in read if "/shards/" in name]
+
+
+def test_a_shard_is_finished_with_its_record_and_its_data(prepared):
+    _, store, job = prepared
+    embed = job("embed:t")
+    put(store, embed, [1])
+    assert embed.finished_shard(0) is None
+    record = embed.finished_shard(1)
+    assert record == store.finished_shards(embed.folder)[1]
+    store.root.delete(f"{embed.folder}/{record.files['factors.npy'].path}")
+    assert embed.finished_shard(1) is None
