@@ -133,13 +133,13 @@ def test_a_machine_lost_in_every_stage(lab, nodes, root, recipe, sentray, tmp_pa
         now = records(root, kind)
         assert finished.items() <= now.items()
         again[stage] = len(finished), len(now)
-    print("finished when a machine was lost, and in the end:", again)
     lab("submit", "recipe.yaml", "--cluster", "lab")
     for number in machines:
         nodes.kill(number)
     file = sentray.recipe_file(whole | {"storage": str(tmp_path / "undisturbed")})
     sentray("run", file)
     assert contents(root) == contents(Root(str(tmp_path / "undisturbed")))
+    print("finished when a machine was lost, and in the end:", again)
 
 
 def is_working(title):
