@@ -56,7 +56,7 @@ def lab(
     monkeypatch: pytest.MonkeyPatch,
     cluster_file: Callable[..., str],
     capfd: pytest.CaptureFixture[str],
-) -> Callable[..., str]:
+) -> Iterator[Callable[..., str]]:
     """`sentray` on a laptop, in a folder with a file about the cluster; returns what it prints."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LAB_TOKEN", nodes.token)
@@ -71,7 +71,8 @@ def lab(
         assert found == code, out + err
         return out + err
 
-    return command
+    yield command
+    nodes.tidy()
 
 
 @pytest.fixture

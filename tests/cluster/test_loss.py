@@ -134,8 +134,7 @@ def test_a_machine_lost_in_every_stage(lab, nodes, root, recipe, sentray, tmp_pa
         assert finished.items() <= now.items()
         again[stage] = len(finished), len(now)
     lab("submit", "recipe.yaml", "--cluster", "lab")
-    for number in machines:
-        nodes.kill(number)
+    nodes.tidy()
     file = sentray.recipe_file(whole | {"storage": str(tmp_path / "undisturbed")})
     sentray("run", file)
     assert contents(root) == contents(Root(str(tmp_path / "undisturbed")))
@@ -171,7 +170,7 @@ def test_two_training_workers_lose_a_machine(lab, nodes, root, recipe, tmp_path,
     nodes.kill(2)
     nodes.start_worker(3)
     out = lab("jobs", "logs", job, "--cluster", "lab")
-    nodes.kill(3)
+    nodes.tidy()
     assert "train             done in" in out
     file = sentray.recipe_file(whole | {"storage": str(tmp_path / "undisturbed")})
     sentray("run", file, "--only", "sentences")
@@ -292,8 +291,6 @@ def test_a_machine_that_leaves_with_notice_loses_nothing(
         print("steps made again after a power cut:", len(steps) - len(set(steps)))
         assert len(set(steps)) == num_steps < len(steps)
         assert contents(root) == left
-    for number in machines:
-        nodes.kill(number)
 
 
 def said_steps(root):
@@ -352,8 +349,7 @@ def test_a_search_loses_a_machine_and_then_its_head(
     for number in (6, 7):
         nodes.start_worker(number, options=WORKER)
     out = lab("submit", "recipe.yaml", "--cluster", "lab", "tune")
-    for number in (6, 7):
-        nodes.kill(number)
+    nodes.tidy()
     assert f"submitted {job}\n" in out
     now = ended()
     assert len(before) < len(now) == len(rates)
