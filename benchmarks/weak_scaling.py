@@ -26,6 +26,7 @@ import time
 from collections import defaultdict
 from typing import Any
 
+import ray
 from ray.cluster_utils import Cluster
 
 from pipeline.plan.plan import make_plan
@@ -87,6 +88,7 @@ def measured(  # type: ignore[no-untyped-def]
             make(plan, [node], {stage}, lambda line: None, {}, "history/scaling")
             return time.perf_counter() - started, time.process_time() - cpu_started
     finally:
+        ray.shutdown()
         cluster.shutdown()
         os.sched_setaffinity(0, everywhere)
 

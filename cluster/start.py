@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 
-def main() -> int:
+def main() -> None:
     os.chdir(Path(__file__).parent)
     job = json.loads(Path(__file__).with_name("job.json").read_text(encoding="utf-8"))
     found, wanted = _versions(), job["versions"]
@@ -33,10 +33,11 @@ def main() -> int:
             "write `sentray: sent` into the cluster's file",
             file=sys.stderr,
         )
-        return 2
+        sys.exit(2)
     for problem in problems:
         print(f"warning: {problem} (where the job was submitted)", flush=True)
-    return int(importlib.import_module(job["module"]).main(job["arguments"]))
+    code = importlib.import_module(job["module"]).main(job["arguments"])
+    importlib.import_module("pipeline.run.stopping").end_process(code)
 
 
 def _versions() -> dict[str, str | None]:
@@ -50,4 +51,4 @@ def _versions() -> dict[str, str | None]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

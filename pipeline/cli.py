@@ -3,10 +3,16 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from pipeline.options import add_run_options, add_set
-from pipeline.run.stopping import Ended, ended_by_signals
+from pipeline.run.stopping import Ended, end_process, ended_by_signals
 from stages.errors import Stopped, UserError
+
+
+def command() -> NoReturn:
+    """The command `sentray`."""
+    end_process(main())
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -156,4 +162,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

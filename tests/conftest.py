@@ -97,6 +97,7 @@ def ray_cluster() -> Iterator[str]:
     This process joins it once. Commands in this process use that session, so Ray's workers stay,
     and what they have imported stays with them.
     """
+    import ray
     from ray.cluster_utils import Cluster
 
     from pipeline.run.session import ray_session
@@ -108,6 +109,7 @@ def ray_cluster() -> Iterator[str]:
     cluster.wait_for_nodes()
     with ray_session(cluster.address):
         yield cluster.address
+    ray.shutdown()
     cluster.shutdown()
 
 

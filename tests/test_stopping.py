@@ -1,6 +1,8 @@
 """A run that is asked to end puts its work away, and goes on from there."""
 
 import signal
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -99,3 +101,19 @@ def test_what_waits_for_a_machine_has_nothing_to_put_away(
     assert err.strip().endswith("sentray: stopped; run again to continue")
     assert not list((tmp_path / "runs").glob("leases/*/*/*.json"))
     sentray.wait_for_idle()
+
+
+@pytest.mark.thorough
+def test_a_run_that_made_everything_succeeds_though_ray_breaks_at_its_end(sentray, tiny_recipe):
+    """Ray's own way of leaving a cluster crashes sometimes; here always."""
+    file = sentray.recipe_file(tiny_recipe())
+    sentray("run", file, "--only", "sentences")
+    broken = "import atexit, os, ray; ray.shutdown = os.abort; atexit.register(os.abort)"
+    found = subprocess.run(
+        [sys.executable, "-c", f"{broken}; from pipeline.cli import command; command()",
+         "run", file, "--only", "embed", "--address", sentray.address],
+        cwd=sentray.folder, capture_output=True, text=True,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    assert "embed:t           done in" in found.stdout
+    assert found.stdout.endswith("no results yet: the evaluation has not been made\n")

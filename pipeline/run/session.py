@@ -21,7 +21,8 @@ def ray_session(
 ) -> Iterator[None]:
     """Joins the cluster at `address` (or the job's own), else starts Ray on this machine.
 
-    Within a session another one is the same.
+    Within a session another one is the same. Ray that was started is ended; a cluster that was
+    joined is left by the end of the process (`stopping.end_process`), or by `ray.shutdown`.
 
     Args:
         out: told where Ray's dashboard is, where there is one.
@@ -67,7 +68,8 @@ def ray_session(
     finally:
         # after an error other nodes may still run: Ray Data would print a trace for each of them
         logging.getLogger("ray.data").setLevel(logging.CRITICAL)
-        ray.shutdown()
+        if address is None:
+            ray.shutdown()
 
 
 def meet_at_own_address() -> None:

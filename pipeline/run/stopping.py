@@ -1,15 +1,18 @@
-"""Ending on request: a first signal lets work be put away, a second one ends at once.
+"""How a process ends. On request: a first signal lets work be put away, a second one ends at once.
 
 Ctrl-C, a terminal that is closed, a job that is stopped, a machine that is about to be taken away:
 all of them ask by a signal. Trainings then save a checkpoint and row-wise stages finish their open
 shards.
 """
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -51,6 +54,21 @@ def asked_by_signals(asked: threading.Event, say: Callable[[str], None]) -> Iter
 
     with _handled(ask):
         yield
+
+
+def end_process(exit_code: int) -> NoReturn:
+    """Ends this process, and with it whatever it has on a Ray cluster that it joined.
+
+    Without Ray's own way of leaving: its worker may still hold actors of machines that were lost,
+    and answers for them after its server is gone (2.60: null pointer in ServerCall::SendReply). Two
+    of about a hundred jobs that had lost machines, and had made everything, failed with code 139.
+    """
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
+    sys.exit(exit_code)
 
 
 @contextmanager
