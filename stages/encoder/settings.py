@@ -10,7 +10,7 @@ A model is named in one of four ways:
 import json
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -69,8 +69,10 @@ class EncoderSettings(ModelSettings):
     precision: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="Arithmetic of the forward pass. Pooling always runs in float32."
     )
-    layers: list[int] | None = Field(
-        None, min_length=1, description="Keep only these transformer layers, in this order."
+    layers: Annotated[int, Field(ge=1)] | Annotated[list[int], Field(min_length=1)] | None = Field(
+        None,
+        description="Keep only these transformer layers, in this order. A number: so many, spread "
+        "evenly, the last one among them (3 of 6: 0, 2, 5).",
     )
     final_period: Literal["keep", "promptbert", "sncse"] = Field(
         "keep",
@@ -99,7 +101,7 @@ class EncoderSettings(ModelSettings):
         template = self.template
         if template is not None and template.count("{sentence}") != 1:
             raise ValueError("template must contain {sentence} exactly once")
-        if self.layers is not None and len(set(self.layers)) < len(self.layers):
+        if isinstance(self.layers, list) and len(set(self.layers)) < len(self.layers):
             raise ValueError(f"layers {self.layers} names a layer twice")
         has_mask = template is not None and template.count("{mask}") == 1
         if self.pooling == "mask" and not has_mask:
@@ -215,15 +217,30 @@ def space_is_part_of_a_token(settings: EncoderSettings) -> bool:
     return not kinds & DROPS_SPACES
 
 
+def kept_layers(settings: EncoderSettings, total: int) -> list[int] | None:
+    """Which of a model's `total` layers are kept; None for all.
+
+    Raises:
+        UserError: more than there are.
+    """
+    chosen = settings.layers
+    if not isinstance(chosen, int):
+        return chosen
+    if chosen > total:
+        raise UserError(f"layers={chosen}: model '{settings.model}' has only {total}")
+    last = total - 1
+    return [last] if chosen == 1 else [last * i // (chosen - 1) for i in range(chosen)]
+
+
 def check_config(settings: EncoderSettings, config: dict[str, Any]) -> None:
     """Compares settings with a model's config.json, before anything heavy is loaded.
 
     Raises:
         UserError: a layer that is not there, or more tokens than the model has positions.
     """
-    total = config.get("num_hidden_layers") or config.get("n_layers")
-    layers = settings.layers
-    if layers is not None and total is not None and (min(layers) < 0 or max(layers) >= total):
+    total = config.get("num_hidden_layers") or config.get("n_layers") or 0
+    layers = kept_layers(settings, total) if total else None
+    if layers is not None and (min(layers) < 0 or max(layers) >= total):
         raise UserError(f"layers={layers}: model '{settings.model}' has layers 0 to {total - 1}")
     if layers is not None and config.get("layer_types") and layers != [*range(len(layers))]:
         raise UserError(

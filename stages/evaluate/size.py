@@ -12,10 +12,10 @@ class Size(Evaluation):
         return "size"
 
     def score(self, tested: Tested, work: Work) -> Result:
-        backbone = tested.model.backbone
-        number = sum(p.numel() for p in backbone.parameters())
+        number = tested.model.num_parameters
+        layers = tested.model.backbone.config.num_hidden_layers
         figures = [
-            Figure("layers", backbone.config.num_hidden_layers, "neither", decimals=0),
+            Figure("layers", layers, "neither", decimals=0),
             Figure("MB", 4 * number / 1e6, "lower", decimals=0),
         ]
         return Result(figures, facts=(("parameters", number),))

@@ -5,14 +5,12 @@ joined waits in a temporary database, whose few megabytes of cache go to disk wh
 """
 
 import errno
-import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 from pydantic import Field, model_validator
 
 from stages.contract import Work
@@ -22,6 +20,7 @@ from stages.rewrite.base import RewriteSource
 from stages.rewrite.rewrites import Rewrite
 from stages.rewrite.stage import Rewrites
 from stages.sentences.build import clean_text
+from stages.sentences.index import SentenceIndex
 from stages.sentences.settings import SourceKind
 from stages.sentences.sources import Reject, Table, read_table
 from stages.sentences.texts import read_texts
@@ -138,16 +137,7 @@ class PairFile:
         self.num_unknown = 0
         self._setting = setting
         self._form = form
-        self._starts = [0]
-        digests = []
-        for texts in shard_texts:
-            self._starts.append(self._starts[-1] + len(texts))
-            if settings.id_column is None:
-                digests.append(np.array([_digest(text) for text in texts], np.uint64))
-        if digests:
-            whole = np.concatenate(digests)
-            self._rows = np.argsort(whole, kind="stable")
-            self._digests = whole[self._rows]
+        self._index = SentenceIndex(shard_texts, by_text=settings.id_column is None)
 
     def shards(self) -> Iterator[list[Rewrite]]:
         """The rewrites of every shard, in shard order."""
@@ -172,7 +162,7 @@ class PairFile:
                 "SELECT row - :start, text, negative FROM joined "
                 "WHERE row >= :start AND row < :end ORDER BY row, rowid"
             )
-            for start, end in pairwise(self._starts):
+            for start, end in pairwise(self._index.starts):
                 found = database.execute(of_shard, {"start": start, "end": end})
                 yield [Rewrite(*one) for one in found]
 
@@ -183,7 +173,7 @@ class PairFile:
                 self._keep_unknown(cells.reason, cells.text)
                 continue
             key, text, *negative = (clean_text(cell, self._form) for cell in cells)
-            row = self._row_of(key)
+            row = self._index.row_of(key)
             if row is not None:
                 yield row, text, "".join(negative) or None
             elif self._settings.unknown == "reject":
@@ -196,22 +186,7 @@ class PairFile:
                     "min_chars or max_chars; to leave such pairs out, set `unknown: reject` there."
                 )
 
-    def _row_of(self, key: str) -> int | None:
-        if self._settings.id_column is not None:
-            known = key.isdecimal() and int(key) < self._starts[-1]
-            return int(key) if known else None
-        digest = _digest(key)
-        place = int(np.searchsorted(self._digests, np.uint64(digest)))
-        if place == len(self._digests) or int(self._digests[place]) != digest:
-            return None
-        return int(self._rows[place])
-
     def _keep_unknown(self, reason: str, text: str) -> None:
         self.num_unknown += 1
         if len(self.unknown) < MAX_UNKNOWN_KEPT:
             self.unknown.append({"reason": reason, "text": text[:2000]})
-
-
-def _digest(text: str) -> int:
-    # 8 bytes: two of 10 million sentences are mistaken for each other once in 370,000 corpora
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -1,9 +1,10 @@
 """Objectives that need modules of their own while training, dropped afterwards.
 
-Each returns the sum over this worker's tokens and their number, so that the loop can divide by
-the number of the whole global batch.
+Each returns the sum over this worker's tokens or sentences and their number, so that the loop can
+divide by the number of the whole global batch.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,28 +17,36 @@ from stages.encoder.model import Encoder, load_backbone, load_pretrained, set_dr
 from stages.encoder.settings import EncoderSettings, ModelSettings
 from stages.encoder.tokenizer import load_tokenizer
 from stages.errors import UserError
+from stages.rows import FactorRows
 from stages.train.objectives.denoising import Denoising
 from stages.train.settings import Objectives, StudentSettings
 
 
 def build_auxiliary(
-    objectives: Objectives, settings: StudentSettings, encoder: Encoder
+    objectives: Objectives,
+    settings: StudentSettings,
+    encoder: Encoder,
+    teachers: Sequence[tuple[FactorRows, float]],
 ) -> nn.ModuleDict:
     """The modules of the recipe's objectives, by objective."""
-    built = {name: one.build(settings, encoder) for name, one in objectives.chosen.items()}
+    chosen = objectives.chosen
+    built = {name: one.build(settings, encoder, teachers) for name, one in chosen.items()}
     return nn.ModuleDict({name: module for name, module in built.items() if module is not None})
 
 
 @dataclass(frozen=True)
 class AuxiliaryInput:
-    """Token ids and mask of the first two views: (2 b, L).
+    """Token ids and mask of views 1 and 2 (2 b, L), or of view 1 alone where `num_views` is 1.
 
-    copy: for objectives that mask, the masked ids and where they were chosen.
+    copy: for objectives that mask, the masked ids and where they were chosen. factors: of every
+    teacher the vectors of these b sentences (b, D), where an objective needs teachers.
     """
 
     ids: Tensor
     mask: Tensor
+    num_views: int = 2
     copy: tuple[Tensor, Tensor] | None = None
+    factors: Sequence[Tensor] = ()
 
     @property
     def masked(self) -> Tensor:
@@ -200,11 +209,13 @@ class Denoiser(nn.Module):
         self, encoder: Encoder, batch: AuxiliaryInput, vectors_D: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Cross-entropy of the target's tokens (template and special tokens too), summed."""
-        first_ids, ids_bL = batch.ids.chunk(2)
-        first_mask, mask_bL = batch.mask.chunk(2)
+        (first_ids, *_), (first_mask, *_) = ids, mask = [
+            rows.chunk(batch.num_views) for rows in (batch.ids, batch.mask)
+        ]
+        ids_bL, mask_bL = ids[-1], mask[-1]
         with torch.no_grad():
             noisy_bLD = F.dropout(encoder.backbone.embeddings(ids_bL), self._noise)
-        memory_b1D = vectors_D.chunk(2)[0].unsqueeze(1)
+        memory_b1D = vectors_D.chunk(batch.num_views)[0].unsqueeze(1)
         states_bLD = noisy_bLD
         for layer in self.layers:
             states_bLD = layer(states_bLD, memory_b1D, tgt_key_padding_mask=mask_bL == 0)

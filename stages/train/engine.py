@@ -7,6 +7,7 @@ its own rows; their *sum* is the gradient of the global loss).
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,7 +26,11 @@ class Engine(Protocol):
     num_workers: int
 
     def forward(
-        self, ids_BL: Tensor, mask_BL: Tensor, masked: dict[str, tuple[Tensor, Tensor]]
+        self,
+        ids_BL: Tensor,
+        mask_BL: Tensor,
+        masked: dict[str, tuple[Tensor, Tensor]],
+        factors: Sequence[Tensor] = (),
     ) -> tuple[Tensor, Sums]: ...
     def step(self, loss: Tensor, learning_rate: float) -> Tensor: ...
     def save(self, folder: Path) -> None: ...
@@ -50,9 +55,13 @@ class PlainEngine:
         self.optimizer = adamw(self._parameters, settings)
 
     def forward(
-        self, ids_BL: Tensor, mask_BL: Tensor, masked: dict[str, tuple[Tensor, Tensor]]
+        self,
+        ids_BL: Tensor,
+        mask_BL: Tensor,
+        masked: dict[str, tuple[Tensor, Tensor]],
+        factors: Sequence[Tensor] = (),
     ) -> tuple[Tensor, Sums]:
-        vectors, sums = self.student(ids_BL, mask_BL, masked)
+        vectors, sums = self.student(ids_BL, mask_BL, masked, factors)
         return vectors, sums
 
     def step(self, loss: Tensor, learning_rate: float) -> Tensor:
@@ -142,9 +151,13 @@ class DeepSpeedEngine:
         )
 
     def forward(
-        self, ids_BL: Tensor, mask_BL: Tensor, masked: dict[str, tuple[Tensor, Tensor]]
+        self,
+        ids_BL: Tensor,
+        mask_BL: Tensor,
+        masked: dict[str, tuple[Tensor, Tensor]],
+        factors: Sequence[Tensor] = (),
     ) -> tuple[Tensor, Sums]:
-        vectors, sums = self._engine(ids_BL, mask_BL, masked)
+        vectors, sums = self._engine(ids_BL, mask_BL, masked, factors)
         return vectors, sums
 
     def step(self, loss: Tensor, learning_rate: float) -> Tensor:

@@ -103,8 +103,8 @@ class Training:
         engine, settings, progress = self.engine, self._settings, self.progress
         steps = range(progress.step, self.num_steps if not self._patience_is_over() else 0)
         read = BatchReader(
-            settings, self._data, engine.student.tokenizers, (engine.rank, engine.num_workers),
-            engine.student.encoder.device,
+            settings, self._data, engine.student.tokenizers, engine.student.views,
+            (engine.rank, engine.num_workers), engine.student.encoder.device,
         )  # fmt: skip
         window = _Window(progress.step)
         for step, batch in read(steps):
@@ -113,7 +113,7 @@ class Training:
             loss, parts = _loss(engine, settings, self._data, batch)
             rate = settings.learning_rate_at(step, self.num_steps)
             norm = engine.step(loss, rate)
-            window.add(loss, parts, norm, batch)
+            window.add(loss, parts, norm, batch.num_tokens, engine.student.num_positions)
             progress.step = step + 1
 
             last = progress.step == self.num_steps
@@ -228,17 +228,20 @@ class Training:
 def _loss(
     engine: Engine, settings: TrainSettings, data: TrainingData, batch: Batch
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    views_VbD, sums = engine.forward(batch.ids_VbL, batch.mask_VbL, batch.masked)
+    own = [factors_BD[batch.own] for factors_BD in batch.factors_BD]
+    views_VbD, sums = engine.forward(batch.ids_VbL, batch.mask_VbL, batch.masked, own)
+    auxiliary = {name: _global_mean(engine, *one) for name, one in sums.items()}
+    if not settings.objectives.needs_second:
+        return total_loss(None, settings.objectives, auxiliary)
     names = engine.student.views
     views = dict(zip(names, map(engine.gather_rows, views_VbD.chunk(len(names))), strict=True))
-    u_BD = views["first"]
+    u_BD = views.pop("first")
     scores = Scores(
-        cosines(u_BD, views["second"]),
+        cosines(u_BD, views.pop("second", u_BD)),
         mix_teachers(batch.factors_BD, data.teacher_weights) if batch.factors_BD else None,
-        own={name: row_cosines(u_BD, views[name]) for name in names[2:]},
-        across={name: cosines(u_BD, views[name]) for name in names[2:]},
+        own={name: row_cosines(u_BD, view_BD) for name, view_BD in views.items()},
+        across={name: cosines(u_BD, view_BD) for name, view_BD in views.items()},
     )
-    auxiliary = {name: _global_mean(engine, *one) for name, one in sums.items()}
     return total_loss(scores, settings.objectives, auxiliary)
 
 
@@ -258,12 +261,14 @@ class _Window:
         self._sums: dict[str, Tensor] = {}
         self.tokens, self.positions = 0, 0
 
-    def add(self, loss: Tensor, parts: dict[str, Tensor], norm: Tensor, batch: Batch) -> None:
+    def add(
+        self, loss: Tensor, parts: dict[str, Tensor], norm: Tensor, tokens: int, positions: int
+    ) -> None:
         values = {"loss": loss.detach(), "gradient_norm": norm.detach(), **parts}
         for name, value in values.items():
             self._sums[name] = self._sums[name] + value if name in self._sums else value
-        self.tokens += batch.num_tokens
-        self.positions += batch.ids_VbL.numel()
+        self.tokens += tokens
+        self.positions += positions
 
     def row(self, step: int, num_steps: int, rate: float, engine: Engine) -> dict[str, Any]:
         count = step - self._first_step

@@ -8,7 +8,7 @@ from stages.train.settings import Objectives
 
 
 def total_loss(
-    scores: Scores, objectives: Objectives, auxiliary: dict[str, Tensor]
+    scores: Scores | None, objectives: Objectives, auxiliary: dict[str, Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The objectives combined, and each unweighted (detached) part.
 
@@ -16,11 +16,13 @@ def total_loss(
     part (RankEncoder Eq. 5); everything else is added after it, as in the released code.
 
     Args:
+        scores: None where no objective reads them.
         auxiliary: values of the objectives that have modules of their own, by name.
     """
     chosen = objectives.chosen
     values = dict(auxiliary)
-    values |= {name: one.value(scores) for name, one in chosen.items() if name not in auxiliary}
+    if scores is not None:
+        values |= {name: one.value(scores) for name, one in chosen.items() if name not in values}
     weighted = {name: chosen[name].weight * value for name, value in values.items()}
     for name in [name for name, one in chosen.items() if one.replaces_contrastive]:
         contrastive = [other for other in weighted if chosen[other].contrastive]

@@ -94,15 +94,16 @@ def start_training(
     Args:
         checkpointed: whether it saves checkpoints and begins at the newest one.
     """
-    settings = stage.settings
+    settings, data = stage.settings, training_data(stage, work)
     student = build_student(
         stage.student.located(work),
         settings.objectives,
         settings.seed,
         autocast=settings.precision == "bfloat16",
+        teachers=list(zip(data.factors, data.teacher_weights, strict=True)),
+        rewritten=data.rewrites is not None and settings.rewritten_view != "none",
     )
     checkpoints = Checkpoints(work.root, work.scratch, work.attempt) if checkpointed else None
-    data = training_data(stage, work)
     return Training(build_engine(student, settings), settings, data, checkpoints)
 
 

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from stages.encoder.settings import EncoderSettings
 from stages.errors import UserError
 from stages.evaluate.sets import StsSettings, check_names_differ
-from stages.settings import Extensible, Settings, execution
+from stages.settings import Extensible, Settings, added, execution
 from stages.train.objectives.base import Objective, View
 from stages.train.objectives.consistency import Consistency
 from stages.train.objectives.denoising import Denoising
@@ -20,7 +20,9 @@ from stages.train.objectives.listnet import ListNet
 from stages.train.objectives.masked_language import MaskedLanguage
 from stages.train.objectives.rank_regression import RankRegression
 from stages.train.objectives.replaced_token import ReplacedToken
+from stages.train.objectives.similarity_regression import SimilarityRegression
 from stages.train.objectives.soft_negative import SoftNegative
+from stages.train.objectives.vector_regression import VectorRegression
 
 
 class StudentSettings(EncoderSettings):
@@ -49,6 +51,11 @@ class StudentSettings(EncoderSettings):
         lt=1,
         description="Dropout rate everywhere in the encoder; null: the model's own.",
     )
+    freeze_embeddings: bool = added(
+        False,
+        description="Keep the word embeddings as they are: faster, and as good where they are the "
+        "teacher's own.",
+    )
 
     @model_validator(mode="after")
     def _templates_go_together(self) -> "StudentSettings":
@@ -62,6 +69,11 @@ class StudentSettings(EncoderSettings):
         if self.template_denoising and self.pooling != "mask":
             raise ValueError("template_denoising needs pooling: mask")
         return self
+
+    @property
+    def views_differ(self) -> bool:
+        """Whether dropout or a template of its own tells the second view from the first."""
+        return self.dropout != 0 or self.second_template not in (None, self.template)
 
     def view_settings(self) -> list[EncoderSettings]:
         """The encoder of view 1 and that of view 2 (and soft negatives): templates may differ."""
@@ -80,6 +92,12 @@ class Objectives(Extensible):
     consistency: Consistency | None = None
     listnet: ListNet | None = None
     listmle: ListMle | None = None
+    vector_regression: VectorRegression | None = added(
+        None, description="Regression on the teachers' vectors."
+    )
+    similarity_regression: SimilarityRegression | None = added(
+        None, description="Regression on the teachers' similarities."
+    )
     rank_regression: RankRegression | None = None
     soft_negative: SoftNegative | None = None
     masked_language: MaskedLanguage | None = None
@@ -109,6 +127,10 @@ class Objectives(Extensible):
     @property
     def needs_teacher(self) -> bool:
         return any(one.needs_teacher for one in self.chosen.values())
+
+    @property
+    def needs_second(self) -> bool:
+        return any(one.needs_second for one in self.chosen.values())
 
     @property
     def needs_negatives(self) -> bool:

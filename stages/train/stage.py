@@ -32,7 +32,9 @@ class Train(Stage):
     kind = "train"
     # 4: InfoNCE and consistency keep their precision when small; factors are renormalised when
     # read; head and pooling are float32 under autocast
-    version = 4
+    # 5: a second view that would equal the first is not computed; on a CPU attention is float32 and
+    # rows of like length go together
+    version = 5
 
     def identity(self, inputs: Mapping[str, Fingerprinted]) -> dict[str, Any]:
         found = self.student.identity(inputs, "student")
@@ -71,7 +73,8 @@ class Train(Stage):
     def output_config(self) -> dict[str, Any]:
         """What the trained model's config.json will say."""
         layers = self.student.settings.layers
-        return self.student.config() | ({"num_hidden_layers": len(layers)} if layers else {})
+        count = len(layers) if isinstance(layers, list) else layers
+        return self.student.config() | ({"num_hidden_layers": count} if count else {})
 
     def report(self, artifact: Artifact) -> dict[str, str | list[dict[str, Any]]]:
         lines = artifact.file_path("metrics/metrics.jsonl").read_text().splitlines()

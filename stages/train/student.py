@@ -2,21 +2,51 @@
 
 import inspect
 import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from stages.encoder.model import Encoder, load_encoder, set_dropout
 from stages.encoder.settings import EncoderSettings
 from stages.encoder.tokenizer import SentenceTokenizer, load_view_tokenizers
 from stages.errors import UserError
+from stages.rows import FactorRows
 from stages.train.auxiliary import AuxiliaryInput, GlobalBatchNorm, build_auxiliary
 from stages.train.settings import Objectives, StudentSettings
 from stages.train.views import view_names
 
+# Parts of like length that a batch is computed in on a CPU, where padding costs what tokens cost:
+# of 128 sentences of up to 32 tokens 45% is padding, 13% of four parts
+MAX_PARTS, MIN_ROWS = 4, 32
+
 Sums = dict[str, tuple[Tensor, Tensor]]
+
+
+class SingleAttention(TorchFunctionMode):
+    """Attention in float32 under autocast on a CPU.
+
+    There torch 2.13's kernel takes 65 ms for the gradient of one layer of 128 sentences of 32
+    tokens in bfloat16 (two cores, MiniLM), and 9 ms in float32: half of a training step.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        if func is not F.scaled_dot_product_attention:
+            return func(*args, **given)
+        with torch.autocast("cpu", enabled=False):
+            found = func(*map(_single, args), **{key: _single(x) for key, x in given.items()})
+        return found.to(args[0].dtype)
+
+
+def _single(x: Any) -> Any:
+    return x.float() if isinstance(x, Tensor) and x.is_floating_point() else x
 
 
 class Student(nn.Module):
@@ -43,6 +73,7 @@ class Student(nn.Module):
         self.views = views
         self.auxiliary = auxiliary
         self.autocast = autocast
+        self.num_positions = 0  # of the last forward pass, padding included
         self._denoises = settings.template_denoising
         if (
             self._denoises
@@ -54,42 +85,80 @@ class Student(nn.Module):
             )
         if settings.dropout is not None:
             set_dropout(encoder.backbone, settings.dropout)
+        if settings.freeze_embeddings:
+            encoder.backbone.get_input_embeddings().requires_grad_(False)
         self.head = head
 
     def forward(
-        self, ids_BL: Tensor, mask_BL: Tensor, masked: dict[str, tuple[Tensor, Tensor]]
+        self,
+        ids_BL: Tensor,
+        mask_BL: Tensor,
+        masked: dict[str, tuple[Tensor, Tensor]],
+        factors: Sequence[Tensor] = (),
     ) -> tuple[Tensor, Sums]:
         """Vectors (B, D) float32 and, in training, sum and count of each auxiliary loss.
 
         Autocast is for the transformers alone: what makes cosines of their states (pooling, bias,
-        head) and losses of those is float32. In training the rows are V views of b sentences
-        each, one view after the other.
+        head) and losses of those is float32, and so is attention on a CPU. In training the rows are
+        V views of b sentences each, one view after the other.
 
         Args:
-            masked: by auxiliary objective, masked copies of the first two views' ids and where.
+            masked: by auxiliary objective, masked copies of views 1 and 2's ids and where.
+            factors: by teacher, its vectors of the b sentences.
         """
-        with self._autocast(ids_BL):
-            states_BLD = self.encoder.states(ids_BL, mask_BL)
-        vectors_BD = self.encoder.pool(states_BLD, ids_BL, mask_BL)
+        vectors_BD = self._vectors(ids_BL, mask_BL)
         if not self.training:
             return vectors_BD, {}
         if self._denoises:
             vectors_BD = vectors_BD - self.template_bias(mask_BL)
         vectors_BD = self.head(vectors_BD)
-        two = 2 * len(ids_BL) // len(self.views)
+        num_views = 1 + ("second" in self.views)
+        plain = len(ids_BL) // len(self.views) * num_views
         with self._autocast(ids_BL):
             sums = {
                 name: module(
                     self.encoder,
-                    AuxiliaryInput(ids_BL[:two], mask_BL[:two], masked.get(name)),
-                    vectors_BD[:two],
+                    AuxiliaryInput(
+                        ids_BL[:plain], mask_BL[:plain], num_views, masked.get(name), factors
+                    ),
+                    vectors_BD[:plain],
                 )
                 for name, module in self.auxiliary.items()
             }
         return vectors_BD, sums
 
-    def _autocast(self, x: Tensor) -> torch.autocast:
-        return torch.autocast(x.device.type, torch.bfloat16, enabled=self.autocast)
+    def _vectors(self, ids_BL: Tensor, mask_BL: Tensor) -> Tensor:
+        """Pooled vectors (B, D), in training on a CPU computed in parts of like length.
+
+        The number of parts is the same on every worker: ZeRO-3 gathers weights in each.
+        """
+        parts = min(MAX_PARTS, len(ids_BL) // MIN_ROWS)
+        if parts < 2 or not self.training or ids_BL.device.type != "cpu":
+            return self._pooled([(ids_BL, mask_BL)])
+        lengths_B = mask_BL.sum(1)
+        order_B = lengths_B.argsort(stable=True)
+        batches = []
+        for rows in order_B.tensor_split(parts):
+            longest = int(lengths_B[rows[-1]])
+            batches.append((ids_BL[rows, :longest], mask_BL[rows, :longest]))
+        return self._pooled(batches)[order_B.argsort()]
+
+    def _pooled(self, batches: list[tuple[Tensor, Tensor]]) -> Tensor:
+        self.num_positions = sum(ids.numel() for ids, _ in batches)
+        with self._autocast(batches[0][0]):  # one for all: it casts each weight once
+            states = [self.encoder.states(ids, mask) for ids, mask in batches]
+        return torch.cat(
+            [self.encoder.pool(x, *batch) for x, batch in zip(states, batches, strict=True)]
+        )
+
+    @contextmanager
+    def _autocast(self, x: Tensor) -> Iterator[None]:
+        on_cpu = self.autocast and x.device.type == "cpu"
+        with (
+            torch.autocast(x.device.type, torch.bfloat16, enabled=self.autocast),
+            SingleAttention() if on_cpu else nullcontext(),
+        ):
+            yield
 
     def template_bias(self, mask_BL: Tensor) -> Tensor:
         """What the bare template gives where its end stands as far back as in each row (B, D).
@@ -132,15 +201,25 @@ def build_head(kind: str, dimension: int) -> nn.Module:
 
 
 def build_student(
-    settings: StudentSettings, objectives: Objectives, seed: int, autocast: bool
+    settings: StudentSettings,
+    objectives: Objectives,
+    seed: int,
+    autocast: bool,
+    teachers: Sequence[tuple[FactorRows, float]] = (),
+    rewritten: bool = False,
 ) -> Student:
-    """The student at step 0. The head's initial weights depend on `seed` alone."""
+    """The student at step 0. The head's initial weights depend on `seed` alone.
+
+    Args:
+        teachers: factors and weight of each, where an objective needs them.
+        rewritten: whether one of two views is a rewrite.
+    """
     encoder = load_encoder(settings)
     tokenizers = load_view_tokenizers(settings.view_settings())
     torch.manual_seed(seed)
     head = build_head(settings.head, encoder.dimension)
-    auxiliary = build_auxiliary(objectives, settings, encoder)
-    views = view_names(objectives)
+    auxiliary = build_auxiliary(objectives, settings, encoder, teachers)
+    views = view_names(objectives, settings.views_differ or rewritten)
     student = Student(encoder, settings, tokenizers, head, auxiliary, views, autocast)
     return student.to(encoder.device)
 

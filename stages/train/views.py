@@ -2,8 +2,9 @@
 
 A view is a sentence with its template. View 1 and view 2 are the same sentence (dropout, or another
 template, tells them apart), or one of them is a rewrite of it; its negation and a hard negative may
-follow. All are rows of one forward pass, view by view. What is drawn at random here is drawn for
-the *global* batch from (seed, step), so it does not depend on the number of workers.
+follow. Where nothing tells views 1 and 2 apart, or nobody reads view 2, there is only view 1. All
+are rows of one forward pass, view by view. What is drawn at random here is drawn for the *global*
+batch from (seed, step), so it does not depend on the number of workers.
 """
 
 from collections.abc import Iterator
@@ -59,19 +60,27 @@ class TrainingData:
 class Batch:
     """Rows of one worker (b sentences, V views) and teacher factors of the global batch (B).
 
-    masked: by objective, masked copies (2 b, L) of the first two views and where they were chosen.
+    own: which of the global batch are this worker's.
+    masked: by objective, masked copies of views 1 and 2 (2 b, L), or of view 1 where there is no
+        other, and where they were chosen.
     """
 
     ids_VbL: Tensor
     mask_VbL: Tensor
     masked: dict[str, tuple[Tensor, Tensor]]
     factors_BD: list[Tensor]
+    own: slice
     num_tokens: int
 
 
-def view_names(objectives: Objectives) -> tuple[str, ...]:
-    """The views of a batch, in order."""
-    names = ["first", "second", *(view.name for view in objectives.views)]
+def view_names(objectives: Objectives, differ: bool) -> tuple[str, ...]:
+    """The views of a batch, in order.
+
+    Args:
+        differ: whether a second view would be another than the first.
+    """
+    names = ["first", *["second"] * (objectives.needs_second and differ)]
+    names += [view.name for view in objectives.views]
     if objectives.needs_negatives:
         names.append("negative")
     return tuple(names)
@@ -91,12 +100,14 @@ class BatchReader:
         settings: TrainSettings,
         data: TrainingData,
         tokenizers: list[SentenceTokenizer],
+        views: tuple[str, ...],
         worker: tuple[int, int],
         device: torch.device,
     ) -> None:
         self._settings = settings
         self._data = data
         self._tokenizers = tokenizers
+        self._plain = 1 + ("second" in views)
         self._device = device
         self._order = BatchOrder(data.num_rows, settings.batch_size, settings.seed)
         self._ratios = mask_ratios(settings.objectives)
@@ -125,7 +136,7 @@ class BatchReader:
         views = [*first.wrap(contents[0]), *(r for c in contents[1:] for r in second.wrap(c))]
         ids, mask = pad(views, first.pad_id)
         masked = {
-            name: self._masked(ids[: 2 * len(own)], step, number, ratio)
+            name: self._masked(ids[: self._plain * len(own)], step, number, ratio)
             for number, (name, ratio) in enumerate(self._ratios.items())
         }
         factors = self._data.factors if self._settings.objectives.needs_teacher else []
@@ -134,6 +145,7 @@ class BatchReader:
             self._to_device(mask),
             {name: (self._to_device(x), self._to_device(y)) for name, (x, y) in masked.items()},
             [self._to_device(factor.take(rows)) for factor in factors],
+            self._own,
             int(mask.sum()),
         )
 
@@ -141,9 +153,9 @@ class BatchReader:
         """Token ids of every view of these sentences, view by view."""
         data = self._data
         sentences = data.tokens.take(own)
-        contents = [sentences, sentences]
-        if data.rewrites is not None and self._settings.rewritten_view != "none":
-            number = 1 if self._settings.rewritten_view == "second" else 0
+        contents = [sentences] * self._plain
+        number = {"first": 0, "second": 1, "none": 2}[self._settings.rewritten_view]
+        if data.rewrites is not None and number < len(contents):
             contents[number] = data.rewrites.take(own, self._draws(step, REWRITE_STREAM))
         contents += [tokens.take(own) for tokens in data.views.values()]
         if data.negatives is not None:
@@ -157,17 +169,17 @@ class BatchReader:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
 
     def _masked(
-        self, ids_2bL: np.ndarray, step: int, number: int, ratio: float
+        self, ids_bL: np.ndarray, step: int, number: int, ratio: float
     ) -> tuple[np.ndarray, np.ndarray]:
         """BERT's corruption: of `ratio` of the plain tokens 80% masked, 10% random, 10% kept."""
         tokenizer = self._tokenizers[0]
         size, width = self._settings.batch_size, tokenizer.settings.max_length
-        draws = uniform(self._settings.seed, step, number, (2, size, width, 3))
-        draws = draws[:, self._own].reshape(len(ids_2bL), width, 3)[:, : ids_2bL.shape[1]]
-        plain = ~np.isin(ids_2bL, tokenizer.pretrained.all_special_ids)
+        draws = uniform(self._settings.seed, step, number, (self._plain, size, width, 3))
+        draws = draws[:, self._own].reshape(len(ids_bL), width, 3)[:, : ids_bL.shape[1]]
+        plain = ~np.isin(ids_bL, tokenizer.pretrained.all_special_ids)
         chosen = plain & (draws[..., 0] < ratio)
         how, which = draws[..., 1], draws[..., 2] * len(tokenizer.pretrained)
-        masked = np.where(chosen & (how < 0.8), tokenizer.mask_id, ids_2bL)
+        masked = np.where(chosen & (how < 0.8), tokenizer.mask_id, ids_bL)
         return np.where(chosen & (how >= 0.9), which.astype(np.int64), masked), chosen
 
 

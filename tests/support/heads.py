@@ -40,7 +40,9 @@ def reader(
     settings = TrainSettings.model_validate(
         dict(objectives=objectives, batch_size=8, max_steps=4, seed=3)
     )
-    return BatchReader(settings, data, student.tokenizers, worker, torch.device("cpu"))
+    return BatchReader(
+        settings, data, student.tokenizers, student.views, worker, torch.device("cpu")
+    )
 
 
 def batch_of(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from stages.encoder.model import Encoder
+    from stages.rows import FactorRows
     from stages.train.settings import StudentSettings
 
 
@@ -55,10 +56,13 @@ class Objective(Settings):
     """A loss and its settings. It imports without torch; formulas use tensors' own methods.
 
     needs_teacher: `Scores.T` must be there. views: further views that it reads in `Scores`.
+    needs_second: reads a second view of each sentence, as all do that read `Scores`; where none
+    does, or where nothing would tell the two apart, a batch has only the first.
     contrastive: part of what RankEncoder's maximum (Eq. 5) is taken with.
     """
 
     needs_teacher: ClassVar[bool] = False
+    needs_second: ClassVar[bool] = True
     contrastive: ClassVar[bool] = False
     views: ClassVar[tuple[View, ...]] = ()
 
@@ -86,7 +90,16 @@ class Objective(Settings):
         """The loss, a mean over rows i, in the dtype of C (float32 even under autocast)."""
         raise NotImplementedError
 
-    def build(self, student: "StudentSettings", encoder: "Encoder") -> "nn.Module | None":
-        """A module that exists while training and computes the loss from tokens instead of
-        `value`: see stages/train/auxiliary.py. None for objectives of scores."""
+    def build(
+        self,
+        student: "StudentSettings",
+        encoder: "Encoder",
+        teachers: "Sequence[tuple[FactorRows, float]]",
+    ) -> "nn.Module | None":
+        """A module that exists while training and computes the loss from tokens or teachers'
+        vectors instead of `value`: see stages/train/auxiliary.py. None for objectives of scores.
+
+        Args:
+            teachers: factors and weight of each, for objectives that declare `needs_teacher`.
+        """
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from stages.encoder.model import Encoder
+    from stages.rows import FactorRows
     from stages.train.settings import StudentSettings
 
 
@@ -48,7 +50,12 @@ class ReplacedToken(Objective):
     def masked_share(self) -> float | None:
         return self.mask_ratio
 
-    def build(self, student: StudentSettings, encoder: Encoder) -> nn.Module:
+    def build(
+        self,
+        student: StudentSettings,
+        encoder: Encoder,
+        teachers: Sequence[tuple[FactorRows, float]],
+    ) -> nn.Module:
         from stages.train.auxiliary import ReplacedTokenDetector
 
         return ReplacedTokenDetector(student, encoder, self.generator)

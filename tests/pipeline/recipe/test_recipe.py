@@ -105,6 +105,21 @@ def test_equal_views_are_warned_of_and_different_ones_are_not(tmp_path, tiny_rec
     assert not load_recipe(write(tmp_path, tiny_recipe(setting("student", student)))).warnings()
 
 
+def test_what_regression_on_vectors_cannot_use_is_warned_of(tmp_path, tiny_recipe):
+    alone = setting("train.objectives", {"vector_regression": {}})
+    rewrites = setting("perturb", [{"name": "p", "pairs": {"path": "pairs.tsv"}}])
+
+    def warnings(*overrides):
+        return load_recipe(write(tmp_path, tiny_recipe(alone, *overrides))).warnings()
+
+    assert not warnings("student.head=none")
+    (head,) = warnings("student.head=tanh")
+    assert head.startswith("student.head: tanh is between")
+    (views,) = warnings("student.head=none", rewrites)
+    assert views.startswith("perturb has no effect")
+    assert not warnings("student.head=none", rewrites, "train.rewritten_view=first")
+
+
 def test_an_error_names_the_line(tmp_path):
     text = (RECIPES / "quickstart.yaml").read_text().replace("learning_rate:", "learning_rat:")
     line = 1 + text[: text.index("learning_rat:")].count("\n")

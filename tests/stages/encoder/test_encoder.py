@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import stages.encoder.model
 from stages.embed.embedder import Embedder
 from stages.encoder.model import load_encoder, load_for_inference
-from stages.encoder.settings import EncoderSettings
+from stages.encoder.settings import EncoderSettings, kept_layers
 from stages.encoder.tokenizer import load_tokenizer, pad, token_budget_batches
 from stages.errors import UserError
 from tests.support.models import make_model, make_sentences
@@ -103,6 +103,19 @@ def test_layers_are_kept_in_order(student_folder):
         assert torch.equal(x, whole.backbone.encoder.layer[1].state_dict()[name])
 
 
+@pytest.mark.parametrize(
+    ("total", "chosen", "kept"),
+    [
+        (6, 1, [5]), (6, 2, [0, 5]), (6, 3, [0, 2, 5]), (6, 6, [0, 1, 2, 3, 4, 5]),
+        (12, 3, [0, 5, 11]), (12, 4, [0, 3, 7, 11]), (24, 12, [*range(0, 22, 2), 23]),
+        (6, [4, 0], [4, 0]), (6, None, None),
+    ],
+)  # fmt: skip
+def test_a_number_of_layers_is_spread_evenly_and_keeps_the_last(total, chosen, kept):
+    settings = EncoderSettings(model="any", layers=chosen)
+    assert kept_layers(settings, total) == kept
+
+
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_half_precision_stays_near_float32(student_folder, precision):
     texts = make_sentences(20)
@@ -149,6 +162,7 @@ def damage_weights(folder):
         (damage_weights, {}, "cannot be loaded"),
         (lambda folder: None, dict(max_length=65), "more than the 64 positions"),
         (lambda folder: None, dict(layers=[2]), "has layers 0 to 1"),
+        (lambda folder: None, dict(layers=3), "layers=3: model '.*' has only 2"),
         (
             lambda folder: None,
             dict(template="the cat the cat {sentence}", max_length=6),

@@ -81,7 +81,7 @@ def test_the_discriminator_sees_the_vector_and_teaches_the_encoder(models, tmp_p
         token_data(tmp_path, model=models["Bert"]),
     )
     detector = student.auxiliary["replaced_token"]
-    given = AuxiliaryInput(batch.ids_VbL, batch.mask_VbL, batch.masked["replaced_token"])
+    given = AuxiliaryInput(batch.ids_VbL, batch.mask_VbL, copy=batch.masked["replaced_token"])
     torch.manual_seed(0)
     before = detector.edit(given)
     _, sums = student(batch.ids_VbL, batch.mask_VbL, batch.masked)

@@ -37,8 +37,9 @@ def built(model, denoising=None, **settings):
     chosen = dict(model=model, device="cpu", head="linear") | PROMPT | settings
     objectives = {"infonce": {}, "denoising": {"layers": 2, "feed_forward": 64} | (denoising or {})}
     return build_student(
-        StudentSettings(**chosen), Objectives.model_validate(objectives), seed=0, autocast=False
-    ).train()
+        StudentSettings(**chosen), Objectives.model_validate(objectives), seed=0, autocast=False,
+        rewritten=True,
+    ).train()  # fmt: skip
 
 
 def pair_batch(student, left, right):

@@ -14,6 +14,7 @@ from stages.train.objectives.listmle import list_mle
 from stages.train.objectives.listnet import list_net
 from stages.train.objectives.rank_regression import rank_regression
 from stages.train.objectives.scores import cosines, mix_teachers, row_cosines, unit
+from stages.train.objectives.similarity_regression import similarity_order
 from stages.train.objectives.soft_negative import soft_negative_margin
 
 
@@ -46,6 +47,28 @@ def slow_jensen_shannon(C, t):
         m = (p + q) / 2
         rows.append(0.5 * (p @ np.log(p / m) + q @ np.log(q / m)))
     return np.mean(rows)
+
+
+def slow_order(C, T, t):
+    rows = []
+    for i in range(len(C)):
+        others = [j for j in range(len(C)) if j != i]
+        pairs = [(j, k) for j in others for k in others if T[i, j] > T[i, k]]
+        rows.append(math.log(1 + sum(math.exp((C[i, k] - C[i, j]) / t) for j, k in pairs)))
+    return np.mean(rows)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(3, 9), st.integers(0, 10**6), st.sampled_from([0, 1, 2]))
+def test_the_order_of_similarities_equals_its_slow_twin(size, seed, decimals):
+    """With ties, down to rows in which all are equal."""
+    random = np.random.default_rng(seed)
+    C, T = random.uniform(-1, 1, (2, size, size))
+    T = T.round(decimals)
+    c = torch.tensor(C, requires_grad=True)
+    found = similarity_order(c, torch.tensor(T), 0.1).detach()
+    assert float(found) == pytest.approx(slow_order(C, T, 0.1))
+    assert torch.autograd.gradcheck(lambda c: similarity_order(c, torch.tensor(T), 0.1), c)
 
 
 @settings(max_examples=30, deadline=None)

@@ -19,6 +19,7 @@ from stages.train.objectives.listmle import list_mle
 from stages.train.objectives.listnet import list_net
 from stages.train.objectives.rank_regression import rank_regression
 from stages.train.objectives.scores import cosines, mix_teachers, off_diagonal, row_cosines, unit
+from stages.train.objectives.similarity_regression import SimilarityRegression
 from stages.train.objectives.soft_negative import soft_negative_margin
 from stages.train.settings import Objectives
 
@@ -36,6 +37,7 @@ LOSSES = {
     "consistency_js_tau_0.5": lambda C, T: consistency(C, 0.5),
     "listnet_tau2_tau3": lambda C, T: list_net(C, T, 0.025, 0.0125),
     "listnet_0.05_0.05": lambda C, T: list_net(C, T, 0.05, 0.05),
+    "similarity_regression_off_diagonal": lambda C, T: SimilarityRegression().value(Scores(C, T)),
     "listmle_tau2": lambda C, T: list_mle(C, T, 0.025, keep_positive=True),
     "listmle_tau2_without_positive": lambda C, T: list_mle(C, T, 0.025, keep_positive=False),
 }

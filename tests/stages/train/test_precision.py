@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from stages.encoder.tokenizer import pad
 from stages.rows import FactorRows, unit_rows
@@ -55,6 +57,36 @@ def test_what_enters_the_cosines_is_float32_from_the_backbone_on(model, head, st
     vectors.sum().backward()
     for parameter in built.head.parameters():
         assert parameter.grad is None or parameter.grad.dtype == torch.float32
+
+
+class Watch(TorchFunctionMode):
+    """Types of what attention is given, as the kernel sees it."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is F.scaled_dot_product_attention:
+            given = [*args, *(kwargs or {}).values()]
+            self.seen += [x.dtype for x in given if torch.is_tensor(x) and x.is_floating_point()]
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_attention_is_float32_on_a_cpu(model, autocast):
+    """Its gradient in bfloat16 would be half of the step."""
+    settings = StudentSettings(model=model, device="cpu", dropout=0.0, pooling="mean")
+    objectives = Objectives.model_validate({"infonce": {}})
+    built = build_student(settings, objectives, 0, autocast).train()
+    rows = built.tokenizers[0](make_sentences(4))
+    ids, mask = (torch.from_numpy(x) for x in pad(rows, 0))
+    with Watch() as watch:
+        found, _ = built(ids, mask, {})
+    assert set(watch.seen) == {torch.float32}
+    assert len(watch.seen) >= 3 * len(built.encoder.backbone.encoder.layer)
+    exact, _ = build_student(settings, objectives, 0, False)(ids, mask, {})
+    assert (1 - F.cosine_similarity(found, exact)).max() < 1e-2
 
 
 def stored(tmp_path, factors):

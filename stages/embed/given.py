@@ -1,0 +1,305 @@
+"""A teacher's vectors that are there already: an `.npy` file or Parquet, joined to the sentences.
+
+Memory: 17 bytes for each sentence of the corpus and one batch of vectors. Joined vectors wait in a
+temporary file of 2 bytes a number, as the file's order may be any.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from stages.contract import Artifact, Fingerprinted, Shard, Stage, Work
+from stages.errors import UserError
+from stages.fields import InputPath
+from stages.rows import npy_bytes, unit_rows
+from stages.samples import factor_rows
+from stages.sentences.build import clean_text
+from stages.sentences.index import SentenceIndex
+from stages.sentences.sources import Reject, Table, input_files, read_table
+from stages.sentences.texts import read_texts, texts_of_rows
+from stages.settings import Settings
+
+BATCH_ROWS = 8192
+
+Keys = Sequence[str]
+
+
+class VectorsSettings(Settings):
+    """Vectors from a file, one for each sentence; rows of other sentences are left out."""
+
+    path: InputPath = Field(
+        description="An .npy file with a matrix of a row for each sentence, or Parquet (a file or "
+        "folder) with a column of lists."
+    )
+    sentences: InputPath | None = Field(
+        None,
+        description="For .npy: a file with the sentence of each row, in the same order (text, or a "
+        "table with `sentence_column` or `id_column`). null: the rows are those of the artifact "
+        "`sentences`.",
+    )
+    sentence_column: str | None = Field(
+        "text", description="Column of the sentence; vectors are joined by its text."
+    )
+    id_column: str | None = Field(
+        None,
+        description="Column of the sentence's id in the artifact `sentences`, to join by that "
+        "instead.",
+    )
+    vector_column: str = Field("vector", description="Parquet: column of the vector.")
+
+    @model_validator(mode="after")
+    def _one_key(self) -> "VectorsSettings":
+        if (self.sentence_column is None) == (self.id_column is None):
+            raise ValueError("set either sentence_column or id_column, and the other to null")
+        if self.sentences is not None and not self.is_matrix:
+            raise ValueError("`sentences` is for an .npy file; Parquet has them in a column")
+        return self
+
+    @property
+    def is_matrix(self) -> bool:
+        return self.path.endswith(".npy")
+
+    @property
+    def by_row(self) -> bool:
+        """Whether row i is that of sentence i."""
+        return self.is_matrix and self.sentences is None
+
+    @property
+    def key(self) -> str:
+        return self.sentence_column or self.id_column or ""
+
+
+@dataclass(frozen=True)
+class GivenVectors(Stage):
+    """Vectors of yours to `factors.npy`: unit rows (N, D) fp16 in each shard.
+
+    unicode: normal form of the sentences; texts in the file are cleaned alike.
+    """
+
+    settings: VectorsSettings
+    where: str
+    unicode: str
+
+    kind = "vectors"
+    version = 1
+    row_wise = True
+
+    def identity(self, inputs: Mapping[str, Fingerprinted]) -> dict[str, Any]:
+        found = self.settings.identity(self.where)
+        return {f"vectors.{key}": value for key, value in found.items() if value is not None}
+
+    def check(self) -> None:
+        next(read_vectors(self.settings, self.where), None)
+
+    def make(self, work: Work, loaded: Any) -> None:
+        sentences = work.input("sentences")
+        numbers = sentences.shard_numbers
+        texts = (read_texts(sentences, number) for number in numbers)
+        index = SentenceIndex(texts, by_text=self.settings.id_column is None)
+        with tempfile.TemporaryDirectory() as folder:
+            joined = join(self.settings, self.where, self.unicode, index, Path(folder) / "factors")
+            if len(joined.missing):
+                first = texts_of_rows(sentences, [int(joined.missing[0])])[0]
+                raise UserError(
+                    f"{self.where}: {self.settings.path} has no vector for {len(joined.missing):,} "
+                    f"of {index.num_rows:,} sentences, the first being {first!r} (id "
+                    f"{joined.missing[0]}). Add them, or give the corpus that it has vectors of."
+                )
+            for number, (start, end) in zip(numbers, pairwise(index.starts), strict=True):
+                factors = npy_bytes(np.asarray(joined.factors[start:end]))
+                work.put_shard(number, Shard({"factors.npy": factors}, end - start))
+        left_out = {"rows_left_out": joined.num_unknown, "rows_twice": joined.num_twice}
+        work.say(
+            f"{index.num_rows:,} vectors of {joined.factors.shape[1]} dimensions; left out: "
+            f"{joined.num_unknown:,} of no sentence here, {joined.num_twice:,} of one that had its "
+            "vector",
+            important=any(left_out.values()),
+        )
+        work.publish(left_out)
+
+    @classmethod
+    def sample(
+        cls, artifact: Artifact, open_input: Callable[[str], Artifact], num_rows: int
+    ) -> list[str]:
+        return factor_rows(artifact.shard_path(artifact.shard_numbers[0], "factors.npy"), num_rows)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The corpus's vectors (N, D) fp16 in a file, and what was not as it should be.
+
+    missing: rows without a vector (int64). num_unknown: vectors of no sentence of the corpus.
+    num_twice: vectors of sentences that had theirs; the first one counts.
+    """
+
+    factors: np.ndarray
+    missing: np.ndarray
+    num_unknown: int
+    num_twice: int
+
+
+def join(
+    settings: VectorsSettings, where: str, form: str, index: SentenceIndex, file: Path
+) -> Joined:
+    """Joins a file of vectors with the corpus; writes `file`.
+
+    Args:
+        where: where the recipe says so, for messages.
+        form: Unicode normal form of the sentences.
+
+    Raises:
+        UserError: the file cannot be read, its vectors are not of one width or not finite, or it
+            has another number of rows than sentences.
+    """
+    num_unknown, num_twice = 0, 0
+    seen = np.zeros(index.num_rows, dtype=bool)
+    factors = np.empty((0, 0), np.float16)
+    start = 0
+    for keys, vectors in read_vectors(settings, where):
+        if not start:
+            factors = _empty_matrix(file, (index.num_rows, vectors.shape[1]))
+        if settings.by_row:
+            found = np.arange(start, start + len(vectors))
+            found = np.where(found < index.num_rows, found, -1)
+        else:
+            places = [index.row_of(clean_text(key, form)) for key in keys]
+            found = np.array([-1 if place is None else place for place in places])
+        start += len(vectors)
+        known = np.flatnonzero(found >= 0)
+        _, first = np.unique(found[known], return_index=True)
+        taken = known[np.sort(first)]
+        taken = taken[~seen[found[taken]]]
+        num_unknown += len(vectors) - len(known)
+        num_twice += len(known) - len(taken)
+        rows = found[taken]
+        factors[rows] = _usable(vectors[taken], rows, f"{where}: {settings.path}")
+        seen[rows] = True
+    if settings.by_row and start != index.num_rows:
+        raise UserError(
+            f"{where}: {settings.path} has {start:,} rows, but there are {index.num_rows:,} "
+            "sentences; name the file of their sentences under `sentences`"
+        )
+    return Joined(factors, np.flatnonzero(~seen), num_unknown, num_twice)
+
+
+def _empty_matrix(file: Path, shape: tuple[int, int]) -> np.ndarray:
+    with file.open("wb") as opened:  # a full disk is an error here, and a dead process later
+        os.posix_fallocate(opened.fileno(), 0, max(1, 2 * shape[0] * shape[1]))
+    return np.memmap(file, np.float16, "r+", shape=shape)
+
+
+def _usable(vectors: np.ndarray, rows: np.ndarray, what: str) -> np.ndarray:
+    """Unit rows.
+
+    Raises:
+        UserError: a vector that is not finite or has no direction.
+    """
+    norms = np.linalg.norm(vectors.astype(np.float64), axis=1)
+    bad = np.flatnonzero(~(np.isfinite(norms) & (norms > 1e-8)))
+    if len(bad):
+        raise UserError(
+            f"{what}: the vector of sentence {rows[bad[0]]} is "
+            f"{'zero' if np.isfinite(norms[bad[0]]) else 'not finite'} (and of {len(bad) - 1} "
+            "more in this batch); such a vector has no direction, so make it again"
+        )
+    return unit_rows(vectors)
+
+
+def read_vectors(settings: VectorsSettings, where: str) -> Iterator[tuple[Keys, np.ndarray]]:
+    """Keys (texts or ids; none where row i is that of sentence i) and their vectors (n, D), in
+    batches.
+
+    Raises:
+        UserError: see `join`.
+    """
+    if settings.is_matrix:
+        yield from _read_matrix(settings, where)
+    else:
+        yield from _read_parquet(settings, where)
+
+
+def _read_matrix(settings: VectorsSettings, where: str) -> Iterator[tuple[Keys, np.ndarray]]:
+    (file,) = input_files(settings.path, where)
+    try:
+        matrix = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise UserError(f"{where}: {file} is not a readable .npy file ({error})") from None
+    if matrix.ndim != 2 or matrix.dtype.kind != "f" or not matrix.size:
+        raise UserError(
+            f"{where}: {file} holds {matrix.dtype} of shape {matrix.shape}; vectors are floating "
+            "point numbers of shape (sentences, dimensions)"
+        )
+    starts = range(0, len(matrix), BATCH_ROWS)
+    if settings.sentences is None:
+        for start in starts:
+            yield [], matrix[start : start + BATCH_ROWS]
+        return
+    numbers = (settings.id_column,) if settings.id_column else ()
+    table = Table(settings.sentences, (settings.key,), None, "error", f"{where}.sentences", numbers)
+    rows = ("" if isinstance(row, Reject) else row[0] for row in read_table(table))
+    count = 0
+    while keys := list(islice(rows, BATCH_ROWS)):
+        if count + len(keys) <= len(matrix):
+            yield keys, matrix[count : count + len(keys)]
+        count += len(keys)
+    if count != len(matrix):
+        raise UserError(
+            f"{where}: {file} has {len(matrix):,} rows, but {settings.sentences} has {count:,} "
+            "sentences"
+        )
+
+
+def _read_parquet(settings: VectorsSettings, where: str) -> Iterator[tuple[Keys, np.ndarray]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = [settings.key, settings.vector_column]
+    width = 0
+    for file in input_files(settings.path, where):
+        try:
+            whole = pq.ParquetFile(file)
+            names = whole.schema_arrow.names
+            for column in columns:
+                if column not in names:
+                    raise UserError(
+                        f"{file}: there is no column '{column}'; it has {', '.join(names)}. Say in "
+                        f"{where} which columns to read."
+                    )
+            for batch in whole.iter_batches(columns=columns, batch_size=BATCH_ROWS):
+                vectors = _matrix(batch.column(settings.vector_column), f"{where}: {file}")
+                if width and vectors.shape[1] != width:
+                    raise UserError(
+                        f"{where}: {file} has vectors of {vectors.shape[1]} dimensions, after some "
+                        f"of {width}"
+                    )
+                width = vectors.shape[1]
+                yield [str(key) for key in batch.column(settings.key).to_pylist()], vectors
+        except (pa.ArrowInvalid, OSError) as error:
+            raise UserError(f"{file}: not a readable Parquet file ({error})") from None
+
+
+def _matrix(column: Any, what: str) -> np.ndarray:
+    """A column of lists, of fixed size or not, as (n, D)."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = column.type
+    is_list = any(
+        test(kind) for test in (pa.types.is_list, pa.types.is_large_list,
+                                pa.types.is_fixed_size_list)
+    )  # fmt: skip
+    if not is_list or not pa.types.is_floating(kind.value_type):
+        raise UserError(f"{what} has vectors of type {kind}; a list of floating point numbers is")
+    lengths = pc.unique(pc.list_value_length(column)).to_pylist()
+    if len(lengths) > 1 or not lengths[0]:
+        shown = ", ".join("missing" if one is None else str(one) for one in lengths)
+        raise UserError(f"{what} has vectors of several widths or none: {shown}")
+    flat = pc.list_flatten(column).to_numpy(zero_copy_only=False)
+    return np.asarray(flat, dtype=np.float32).reshape(len(column), -1)

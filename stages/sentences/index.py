@@ -1,0 +1,47 @@
+"""Which row of the corpus a sentence is, for files that are joined to it by text or by id."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+
+class SentenceIndex:
+    """Rows of sentences, found by text or by id (the row itself, in decimal digits).
+
+    Memory: by text 16 bytes a sentence, its digest and its row.
+
+    Args:
+        shard_texts: the corpus, a list of sentences for each shard.
+    """
+
+    def __init__(self, shard_texts: Iterable[Sequence[str]], by_text: bool) -> None:
+        self.starts = [0]
+        digests = [np.empty(0, np.uint64)]
+        for texts in shard_texts:
+            self.starts.append(self.starts[-1] + len(texts))
+            if by_text:
+                digests.append(np.array([_digest(text) for text in texts], np.uint64))
+        self._by_text = by_text
+        whole = np.concatenate(digests)
+        self._rows = np.argsort(whole, kind="stable")
+        self._digests = whole[self._rows]
+
+    @property
+    def num_rows(self) -> int:
+        return self.starts[-1]
+
+    def row_of(self, key: str) -> int | None:
+        """The row of a sentence (cleaned as the corpus was) or id; None where it has none."""
+        if not self._by_text:
+            return int(key) if key.isdecimal() and int(key) < self.num_rows else None
+        digest = _digest(key)
+        place = int(np.searchsorted(self._digests, np.uint64(digest)))
+        if place == len(self._digests) or int(self._digests[place]) != digest:
+            return None
+        return int(self._rows[place])
+
+
+def _digest(text: str) -> int:
+    # 8 bytes: two of 10 million sentences are mistaken for each other once in 370,000 corpora
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -1,0 +1,142 @@
+"""Packed linear layers give the same vectors; a model that they would change keeps its own."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from stages.encoder import cpu
+from stages.encoder.cpu import PackedLinear, pack_linears, packed_gain
+from stages.encoder.model import load_encoder, load_for_inference
+from stages.encoder.settings import EncoderSettings
+from stages.evaluate import base
+from stages.evaluate.size import Size
+from stages.rows import unit_rows
+from tests.support.models import make_sentences
+
+
+@pytest.fixture(autouse=True)
+def faster(monkeypatch):
+    """Whatever this machine measures."""
+    monkeypatch.setattr(cpu, "packed_gain", lambda *layer: 2.0)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu"])
+def test_vectors_are_those_of_torchs_layers(teacher_folder, activation, monkeypatch):
+    settings = EncoderSettings(
+        model=str(teacher_folder), pooling="mean", max_length=32, device="cpu"
+    )
+    plain = load_encoder(settings)
+    function = __import__("transformers").activations.ACT2FN[activation]
+    for layer in plain.backbone.encoder.layer:
+        layer.intermediate.intermediate_act_fn = function
+    texts = make_sentences(50)
+    expected = plain.encode_unit(texts)
+    said = pack_linears(plain.backbone)
+    assert said == "linear layers packed for oneDNN, 2.00 times as fast as torch's"
+    assert not [m for m in plain.backbone.modules() if isinstance(m, nn.Linear)]
+    found = plain.encode_unit(texts)
+    assert (1 - (expected * found).sum(1)).max() < 1e-6
+    fused = isinstance(
+        plain.backbone.encoder.layer[0].intermediate.intermediate_act_fn, nn.Identity
+    )
+    assert fused == (activation == "gelu")
+
+
+@pytest.mark.parametrize("texts", [[], ["one sentence"]])
+def test_few_sentences(teacher_folder, texts):
+    settings = EncoderSettings(
+        model=str(teacher_folder), pooling="mean", max_length=32, device="cpu"
+    )
+    encoder = load_for_inference(settings)
+    assert "packed" in encoder.arithmetic
+    np.testing.assert_allclose(
+        encoder.encode(texts), load_encoder(settings).encode(texts), atol=1e-5
+    )
+
+
+def test_bfloat16_stays_as_near(teacher_folder):
+    settings = EncoderSettings(
+        model=str(teacher_folder), pooling="mean", max_length=32, device="cpu"
+    )
+    texts = make_sentences(50)
+    exact = load_encoder(settings).encode_unit(texts)
+    found = load_for_inference(settings.model_copy(update={"precision": "bfloat16"}))
+    assert (1 - (exact * unit_rows(found.encode(texts))).sum(1)).max() < 2e-3
+
+
+class Odd(nn.Module):
+    """A model that reads a layer's weights by itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.dense = nn.Embedding(8, 4), nn.Linear(4, 4)
+
+    def forward(self, input_ids):
+        states = self.embed(input_ids) @ self.dense.weight
+        return type("Out", (), {"last_hidden_state": states})
+
+
+def test_a_model_that_uses_weights_otherwise_keeps_its_layers():
+    odd = Odd()
+    assert pack_linears(odd).startswith("WARNING: torch's linear layers, as this model")
+    assert type(odd.dense) is nn.Linear
+
+
+class Twisted(Odd):
+    """One whose activation is not where others have it."""
+
+    def __init__(self):
+        super().__init__()
+        self.intermediate_act_fn = nn.GELU()
+
+    def forward(self, input_ids):
+        states = self.dense(self.embed(input_ids)) - 2 * self.intermediate_act_fn(
+            self.embed(input_ids)
+        )
+        return type("Out", (), {"last_hidden_state": states})
+
+
+def test_a_model_that_computes_otherwise_keeps_its_layers():
+    torch.manual_seed(0)
+    twisted = Twisted()
+    ids = torch.arange(8)[None]
+    before = twisted(ids).last_hidden_state
+    assert pack_linears(twisted).startswith("WARNING: torch's linear layers, as this model")
+    assert torch.equal(before, twisted(ids).last_hidden_state)
+
+
+def test_where_packing_does_not_pay_torchs_layers_stay(monkeypatch):
+    monkeypatch.setattr(cpu, "packed_gain", lambda *layer: 0.5)
+    odd = Odd()
+    assert (
+        pack_linears(odd) == "torch's linear layers: packed for oneDNN they are 0.50 times as fast"
+    )
+    assert type(odd.dense) is nn.Linear
+
+
+def test_the_gain_is_torchs_time_over_the_packed_layers(monkeypatch):
+    noise = iter([1.0, 9.0, 1.0, 0.1, *[1.0] * 30])  # somebody else used the processor
+    seconds = {nn.Linear: 0.3, PackedLinear: 0.2}
+    monkeypatch.setattr(cpu, "_seconds", lambda layer, x: seconds[type(layer)] * next(noise))
+    assert packed_gain(16, 8, torch.float32, 1) == pytest.approx(1.5)
+
+
+def test_a_layer_without_bias():
+    linear = nn.Linear(6, 5, bias=False)
+    x = torch.randn(3, 6)
+    torch.testing.assert_close(PackedLinear(linear)(x), linear(x).detach())
+
+
+def test_packed_weights_count(teacher_folder):
+    """They are no parameters any more, and still are what the model weighs."""
+    settings = EncoderSettings(
+        model=str(teacher_folder), pooling="mean", max_length=32, device="cpu"
+    )
+    packed = load_for_inference(settings)
+    assert "packed" in packed.arithmetic
+    whole = sum(p.numel() for p in load_encoder(settings).backbone.parameters())
+    result = Size().score(base.Tested(packed.encode_unit, packed), None)
+    figures = {figure.name: figure.value for figure in result.figures}
+    assert figures == {"layers": 3, "MB": 4 * whole / 1e6}
+    assert whole > sum(p.numel() for p in packed.backbone.parameters())

@@ -1,0 +1,135 @@
+"""Regression on teachers' vectors: golden values, gradients, projections; a batch of one view."""
+
+import numpy as np
+import pytest
+import torch
+
+from stages.errors import UserError
+from stages.rows import FactorRows
+from stages.train.auxiliary import AuxiliaryInput
+from stages.train.engine import PlainEngine
+from stages.train.objectives.vector_regression import VectorRegression, vector_regression
+from stages.train.settings import Objectives, StudentSettings, TrainSettings
+from stages.train.student import build_student
+from stages.train.vectors import VectorRegressor, principal_projection
+from stages.train.views import TrainingData, view_names
+from tests.support.data import token_rows
+from tests.support.models import make_sentences
+from tests.support.training import train
+
+WIDTH = 32  # of the tiny student
+
+
+@pytest.mark.parametrize("distance", ["cosine", "mse"])
+def test_distances_equal_golden_values(golden, distance):
+    u, projection, teacher = (
+        torch.tensor(golden["inputs"][name], dtype=torch.float64)
+        for name in ("u", "projection", "teacher1")
+    )
+    f = teacher / teacher.norm(dim=1, keepdim=True)
+    name = {"cosine": "cosine", "mse": "mse_unit_vectors"}[distance]
+    expected = golden["expected"][f"vector_regression_{name}_teacher1"]
+    found = vector_regression(u @ projection.T, f, distance).mean()
+    assert float(found) == pytest.approx(expected, rel=1e-12)
+    single = vector_regression((u @ projection.T).float(), f.float(), distance).mean()
+    assert float(single) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("distance", ["cosine", "mse"])
+def test_gradients_are_those_of_finite_differences(distance):
+    generator = torch.Generator().manual_seed(0)
+    u = torch.randn(3, 5, dtype=torch.float64, generator=generator, requires_grad=True)
+    f = torch.randn(3, 5, dtype=torch.float64, generator=generator)
+    assert torch.autograd.gradcheck(lambda u: vector_regression(u, f, distance), u)
+
+
+def test_a_projection_starts_at_the_principal_directions():
+    generator = np.random.default_rng(0)
+    spread = np.array([3.0, 2.0, 1.0, 0.5, 0.1])
+    vectors = (generator.normal(size=(400, 5)) * spread).astype(np.float32)
+    _, _, directions = np.linalg.svd(vectors, full_matrices=False)
+    for dimension in (2, 5, 7):
+        weight = principal_projection(vectors, dimension).weight.detach().numpy()
+        assert weight.shape == (5, dimension)
+        kept = directions[: min(dimension, 5)]
+        np.testing.assert_allclose(weight @ weight.T, kept.T @ kept, atol=1e-5)
+
+
+@pytest.fixture
+def teacher(tmp_path):
+    """Unit vectors of 150 sentences in three shards, as wide as is asked for."""
+
+    def make(width, name="teacher"):
+        generator = np.random.default_rng(width)
+        paths = []
+        for shard in range(3):
+            rows = generator.normal(size=(50, width))
+            rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+            paths.append(tmp_path / f"{name}-{width}-{shard}.npy")
+            np.save(paths[-1], rows.astype(np.float16))
+        return FactorRows(paths, 50)
+
+    return make
+
+
+class Encoder:
+    dimension = WIDTH
+
+
+def test_teachers_are_mixed_by_their_weights(teacher):
+    same, wider = teacher(WIDTH), teacher(48)
+    rows = np.arange(4)
+    factors = [torch.from_numpy(one.take(rows)) for one in (same, wider)]
+    u = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(1))
+    module = VectorRegressor(Encoder(), [(same, 1.0), (wider, 3.0)], VectorRegression())
+    total, count = module(Encoder(), AuxiliaryInput(u, u, 1, factors=factors), u)
+    identity, projection = module.projections
+    assert not list(identity.parameters())
+    parts = [
+        vector_regression(u, factors[0], "cosine"),
+        vector_regression(u @ projection.weight.T, factors[1], "cosine"),
+    ]
+    assert int(count) == 4
+    assert float(total.detach()) == pytest.approx(
+        float((0.25 * parts[0] + 0.75 * parts[1]).sum().detach())
+    )
+
+
+def test_widths_that_differ_need_a_projection(teacher):
+    with pytest.raises(UserError, match=f"have {WIDTH} dimensions and a teacher's 48; set proj"):
+        VectorRegressor(Encoder(), [(teacher(48), 1.0)], VectorRegression(projection="none"))
+    learned = VectorRegression(projection="learned")
+    (projection,) = VectorRegressor(Encoder(), [(teacher(WIDTH), 1.0)], learned).projections
+    assert projection.weight.requires_grad
+
+
+def test_there_is_one_view_where_nobody_reads_another_or_it_would_be_the_same():
+    alone = Objectives.model_validate({"vector_regression": {}})
+    both = Objectives.model_validate({"vector_regression": {}, "listnet": {}})
+    assert view_names(alone, True) == view_names(both, False) == ("first",)
+    assert view_names(both, True) == ("first", "second")
+
+
+@pytest.mark.parametrize("others", [{}, {"listnet": {}}])
+def test_a_student_comes_nearer_to_its_teacher(student_folder, tmp_path, teacher, others):
+    student = StudentSettings(
+        model=str(student_folder), pooling="mean", max_length=16, head="none", device="cpu"
+    )
+    sentences = make_sentences(150)
+    shards = [sentences[i : i + 50] for i in range(0, 150, 50)]
+    data = TrainingData(token_rows(tmp_path, "tokens", shards, student), [teacher(48)], [1.0], [])
+    settings = TrainSettings.model_validate({
+        "objectives": {"vector_regression": {}} | others, "batch_size": 16, "max_steps": 100,
+        "learning_rate": 3e-3, "log_every_steps": 1,
+    })  # fmt: skip
+    teachers = list(zip(data.factors, data.teacher_weights, strict=True))
+    built = build_student(student, settings.objectives, 0, autocast=False, teachers=teachers)
+    before = built.auxiliary["vector_regression"].projections[0].weight.detach().clone()
+    result = train(PlainEngine(built, settings), settings, data)
+    distances = [row["vector_regression"] for row in result.progress.history]
+    # random vectors of width 48 are at distance 1; 150 of them can be learned by heart
+    assert 0.9 < distances[0] < 1.1
+    assert np.mean(distances[-10:]) < np.mean(distances[:10]) - 0.05
+    after = built.auxiliary["vector_regression"].projections[0].weight
+    assert not torch.equal(before, after)
+    assert not [name for name in result.weights if "projection" in name]
