@@ -75,6 +75,12 @@ class TeacherSettings(EncoderSettings):
                     f"teacher '{self.name}': its vectors are given, so leave out `model` and "
                     "`similarity`"
                 )
+            for key, field in EncoderSettings.model_fields.items():
+                if key != "model" and getattr(self, key) != field.default:
+                    raise ValueError(
+                        f"teacher '{self.name}': its vectors are given, so `{key}` has no effect; "
+                        "leave it out"
+                    )
             return self
         extensions = (info.context or {}).get("extensions")
         source = extensions.similarities.get(self.similarity) if extensions else None
@@ -128,7 +134,13 @@ class Recipe(Extensible):
             raise ValueError(
                 f"objectives that need a teacher ({', '.join(wanting)}): add one under `teachers`"
             )
-        if self.ranks is None and any(t.similarity == "ranks" for t in self.teachers):
+        ranked = [t.name for t in self.teachers if t.similarity == "ranks"]
+        if objectives.vector_regression and ranked:
+            raise ValueError(
+                f"vector_regression needs its teachers' vectors, and '{ranked[0]}' teaches ranks: "
+                "use similarity_regression"
+            )
+        if self.ranks is None and ranked:
             raise ValueError(
                 "a teacher with similarity: ranks needs a corpus: add `ranks: {corpus_size: 10000}`"
             )

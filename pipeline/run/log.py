@@ -43,19 +43,13 @@ class RunLog:
             stage: the node's name; "" for the run.
             event: started, said, done, failed or stopped.
         """
-        now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        entry: dict[str, Any] = {
-            "time": now,
-            "stage": stage,
-            "event": event,
-            "text": hide_values(text),
-        }
+        entry: dict[str, Any] = {"stage": stage, "event": event, "text": hide_values(text)}
         if figures:  # what is no number is null: JSON knows no NaN
             found = {name: x if math.isfinite(x) else None for name, x in figures.items()}
             entry |= {"figures": found}
-        line = json.dumps(entry)
-        with self._lock:
-            self._lines.append(line)
+        with self._lock:  # the time too, or lines of two threads change places
+            now = datetime.now(UTC).isoformat(timespec="milliseconds")
+            self._lines.append(json.dumps({"time": now} | entry))
 
     def __enter__(self) -> "RunLog":
         return self

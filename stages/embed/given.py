@@ -1,6 +1,7 @@
 """A teacher's vectors that are there already: an `.npy` file or Parquet, joined to the sentences.
 
-Memory: 17 bytes for each sentence of the corpus and one batch of vectors. Joined vectors wait in a
+Memory: 17 bytes for each sentence of the corpus (25 while the join is prepared) and one batch of
+vectors. Joined vectors wait in a
 temporary file of 2 bytes a number, as the file's order may be any.
 """
 
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -18,10 +19,11 @@ from pydantic import Field, model_validator
 from stages.contract import Artifact, Fingerprinted, Shard, Stage, Work
 from stages.errors import UserError
 from stages.fields import InputPath
-from stages.rows import npy_bytes, unit_rows
+from stages.rows import npy_bytes
 from stages.samples import factor_rows
 from stages.sentences.build import clean_text
 from stages.sentences.index import SentenceIndex
+from stages.sentences.settings import SourceKind
 from stages.sentences.sources import Reject, Table, input_files, read_table
 from stages.sentences.texts import read_texts, texts_of_rows
 from stages.settings import Settings
@@ -41,8 +43,15 @@ class VectorsSettings(Settings):
     sentences: InputPath | None = Field(
         None,
         description="For .npy: a file with the sentence of each row, in the same order (text, or a "
-        "table with `sentence_column` or `id_column`). null: the rows are those of the artifact "
-        "`sentences`.",
+        "table with `sentence_column` or `id_column`).",
+    )
+    source: SourceKind | None = Field(
+        None, description="Kind of the file `sentences`; null: told from its suffix."
+    )
+    invalid_utf8: Literal["error", "reject"] = Field(
+        "error",
+        description="What to do with lines of `sentences` that are not UTF-8: stop, or leave their "
+        "vectors out.",
     )
     sentence_column: str | None = Field(
         "text", description="Column of the sentence; vectors are joined by its text."
@@ -58,18 +67,18 @@ class VectorsSettings(Settings):
     def _one_key(self) -> "VectorsSettings":
         if (self.sentence_column is None) == (self.id_column is None):
             raise ValueError("set either sentence_column or id_column, and the other to null")
+        if self.is_matrix and self.sentences is None:
+            raise ValueError(
+                "an .npy file does not say whose vectors it has: set `sentences` to a file with "
+                "the sentence (or id) of each row. Their order in the corpus is another one"
+            )
         if self.sentences is not None and not self.is_matrix:
             raise ValueError("`sentences` is for an .npy file; Parquet has them in a column")
         return self
 
     @property
     def is_matrix(self) -> bool:
-        return self.path.endswith(".npy")
-
-    @property
-    def by_row(self) -> bool:
-        """Whether row i is that of sentence i."""
-        return self.is_matrix and self.sentences is None
+        return self.path.lower().endswith(".npy")
 
     @property
     def key(self) -> str:
@@ -161,17 +170,11 @@ def join(
     num_unknown, num_twice = 0, 0
     seen = np.zeros(index.num_rows, dtype=bool)
     factors = np.empty((0, 0), np.float16)
-    start = 0
     for keys, vectors in read_vectors(settings, where):
-        if not start:
+        if not factors.size:
             factors = _empty_matrix(file, (index.num_rows, vectors.shape[1]))
-        if settings.by_row:
-            found = np.arange(start, start + len(vectors))
-            found = np.where(found < index.num_rows, found, -1)
-        else:
-            places = [index.row_of(clean_text(key, form)) for key in keys]
-            found = np.array([-1 if place is None else place for place in places])
-        start += len(vectors)
+        places = [index.row_of(clean_text(key, form)) for key in keys]
+        found = np.array([-1 if place is None else place for place in places])
         known = np.flatnonzero(found >= 0)
         _, first = np.unique(found[known], return_index=True)
         taken = known[np.sort(first)]
@@ -181,11 +184,6 @@ def join(
         rows = found[taken]
         factors[rows] = _usable(vectors[taken], rows, f"{where}: {settings.path}")
         seen[rows] = True
-    if settings.by_row and start != index.num_rows:
-        raise UserError(
-            f"{where}: {settings.path} has {start:,} rows, but there are {index.num_rows:,} "
-            "sentences; name the file of their sentences under `sentences`"
-        )
     return Joined(factors, np.flatnonzero(~seen), num_unknown, num_twice)
 
 
@@ -196,12 +194,13 @@ def _empty_matrix(file: Path, shape: tuple[int, int]) -> np.ndarray:
 
 
 def _usable(vectors: np.ndarray, rows: np.ndarray, what: str) -> np.ndarray:
-    """Unit rows.
+    """Unit rows, float64.
 
     Raises:
         UserError: a vector that is not finite or has no direction.
     """
-    norms = np.linalg.norm(vectors.astype(np.float64), axis=1)
+    vectors = vectors.astype(np.float64)  # whose squares do not overflow
+    norms = np.linalg.norm(vectors, axis=1)
     bad = np.flatnonzero(~(np.isfinite(norms) & (norms > 1e-8)))
     if len(bad):
         raise UserError(
@@ -209,12 +208,11 @@ def _usable(vectors: np.ndarray, rows: np.ndarray, what: str) -> np.ndarray:
             f"{'zero' if np.isfinite(norms[bad[0]]) else 'not finite'} (and of {len(bad) - 1} "
             "more in this batch); such a vector has no direction, so make it again"
         )
-    return unit_rows(vectors)
+    return np.asarray(vectors / norms[:, None])
 
 
 def read_vectors(settings: VectorsSettings, where: str) -> Iterator[tuple[Keys, np.ndarray]]:
-    """Keys (texts or ids; none where row i is that of sentence i) and their vectors (n, D), in
-    batches.
+    """Keys (texts or ids) and their vectors (n, D), in batches.
 
     Raises:
         UserError: see `join`.
@@ -226,23 +224,23 @@ def read_vectors(settings: VectorsSettings, where: str) -> Iterator[tuple[Keys, 
 
 
 def _read_matrix(settings: VectorsSettings, where: str) -> Iterator[tuple[Keys, np.ndarray]]:
-    (file,) = input_files(settings.path, where)
+    file = input_files(settings.path, where)[0]
     try:
         matrix = np.load(file, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
         raise UserError(f"{where}: {file} is not a readable .npy file ({error})") from None
+    if not isinstance(matrix, np.ndarray):
+        raise UserError(f"{where}: {file} is not an .npy file, but an archive of some")
     if matrix.ndim != 2 or matrix.dtype.kind != "f" or not matrix.size:
         raise UserError(
             f"{where}: {file} holds {matrix.dtype} of shape {matrix.shape}; vectors are floating "
             "point numbers of shape (sentences, dimensions)"
         )
-    starts = range(0, len(matrix), BATCH_ROWS)
-    if settings.sentences is None:
-        for start in starts:
-            yield [], matrix[start : start + BATCH_ROWS]
-        return
     numbers = (settings.id_column,) if settings.id_column else ()
-    table = Table(settings.sentences, (settings.key,), None, "error", f"{where}.sentences", numbers)
+    table = Table(
+        settings.sentences or "", (settings.key,), settings.source, settings.invalid_utf8, where,
+        numbers,
+    )  # fmt: skip
     rows = ("" if isinstance(row, Reject) else row[0] for row in read_table(table))
     count = 0
     while keys := list(islice(rows, BATCH_ROWS)):
@@ -259,6 +257,12 @@ def _read_matrix(settings: VectorsSettings, where: str) -> Iterator[tuple[Keys, 
 def _read_parquet(settings: VectorsSettings, where: str) -> Iterator[tuple[Keys, np.ndarray]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
+
+    def is_text(kind: Any) -> bool:
+        return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+    def is_key(kind: Any) -> bool:
+        return is_text(kind) or bool(pa.types.is_integer(kind))
 
     columns = [settings.key, settings.vector_column]
     width = 0
@@ -280,7 +284,14 @@ def _read_parquet(settings: VectorsSettings, where: str) -> Iterator[tuple[Keys,
                         f"of {width}"
                     )
                 width = vectors.shape[1]
-                yield [str(key) for key in batch.column(settings.key).to_pylist()], vectors
+                keys = batch.column(settings.key)
+                if not (is_text if settings.id_column is None else is_key)(keys.type):
+                    wanted = "text" if settings.id_column is None else "whole numbers or text"
+                    raise UserError(
+                        f"{where}: column '{settings.key}' of {file} holds {keys.type}, not "
+                        f"{wanted}"
+                    )
+                yield ["" if key is None else str(key) for key in keys.to_pylist()], vectors
         except (pa.ArrowInvalid, OSError) as error:
             raise UserError(f"{file}: not a readable Parquet file ({error})") from None
 

@@ -168,7 +168,7 @@ def load_encoder(settings: EncoderSettings) -> Encoder:
 
 def load_for_inference(settings: EncoderSettings) -> Encoder:
     """`load_encoder`, with weights cast to the precision of the forward pass and, on a CPU, packed
-    for it where that is faster. It can't be trained or saved."""
+    for it where that is not slower. It can't be trained or saved."""
     encoder = load_encoder(settings)
     encoder.backbone.to(DTYPES[settings.precision])
     if encoder.device.type == "cpu":

@@ -1,6 +1,6 @@
 """Rewrites of your own: a table's rows joined to the sentences, by text or by id.
 
-The join streams: memory holds 16 bytes per sentence of the corpus (its digest and its row). What is
+The join streams: memory holds 16 bytes per sentence of the corpus (see `SentenceIndex`). What is
 joined waits in a temporary database, whose few megabytes of cache go to disk when they are full.
 """
 

@@ -62,7 +62,8 @@ class AuxiliaryInput:
 class VocabularyHead(nn.Module):
     """Token states to logits over the vocabulary: the masked-language head of the student's model.
 
-    Its vocabulary matrix is tied to the student's word embedding, which so gets gradient.
+    Its vocabulary matrix is tied to the student's word embedding, which so gets gradient, unless
+    that is frozen.
 
     Args:
         new: initialise the head afresh, for models that were saved without one.

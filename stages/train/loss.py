@@ -21,7 +21,10 @@ def total_loss(
     """
     chosen = objectives.chosen
     values = dict(auxiliary)
-    if scores is not None:
+    if scores is None:
+        missing = chosen.keys() - values.keys()
+        assert not missing, f"{missing} need no second view, so `build` must return a module"
+    else:
         values |= {name: one.value(scores) for name, one in chosen.items() if name not in values}
     weighted = {name: chosen[name].weight * value for name, value in values.items()}
     for name in [name for name, one in chosen.items() if one.replaces_contrastive]:

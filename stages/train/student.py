@@ -30,7 +30,7 @@ Sums = dict[str, tuple[Tensor, Tensor]]
 
 
 class SingleAttention(TorchFunctionMode):
-    """Attention in float32 under autocast on a CPU.
+    """The backbone's attention in float32 under autocast on a CPU (not that of DenoSent's decoder).
 
     There torch 2.13's kernel takes 65 ms for the gradient of one layer of 128 sentences of 32
     tokens in bfloat16 (two cores, MiniLM), and 9 ms in float32: half of a training step.
@@ -99,8 +99,8 @@ class Student(nn.Module):
         """Vectors (B, D) float32 and, in training, sum and count of each auxiliary loss.
 
         Autocast is for the transformers alone: what makes cosines of their states (pooling, bias,
-        head) and losses of those is float32, and so is attention on a CPU. In training the rows are
-        V views of b sentences each, one view after the other.
+        head) and losses of those is float32, and so is the backbone's attention on a CPU. In
+        training the rows are V views of b sentences each, one view after the other.
 
         Args:
             masked: by auxiliary objective, masked copies of views 1 and 2's ids and where.

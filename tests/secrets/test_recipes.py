@@ -100,10 +100,10 @@ def test_recipes_that_it_builds_on_are_saved_alike(load, tmp_path, tiny_recipe):
     assert raw["sentences"]["path"] == "${FOLDER}/sentences.txt"
 
 
-@pytest.mark.parametrize("name", ["wiki-minilm", "wiki-ranks", "wiki-simcse", "wiki-denosent"])
+@pytest.mark.parametrize("name", ["minilm", "rankcse", "ranks", "simcse", "denosent"])
 def test_shipped_recipes_keep_their_variables(name, monkeypatch):
     monkeypatch.setenv("SENTRAY_DATA", "/data-of-mine")
-    file = REPOSITORY / "recipes" / f"{name}.yaml"
+    file = REPOSITORY / "recipes" / f"wiki-{name}.yaml"
     written = file.read_text().count("${SENTRAY_DATA}")
     saved = dump_recipe(load_recipe(str(file)))
     assert saved.count("${SENTRAY_DATA}") == written > 0

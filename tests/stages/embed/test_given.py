@@ -41,23 +41,37 @@ def same(found, vectors):
     np.testing.assert_array_equal(found, unit_rows(vectors).astype(np.float16))
 
 
+def matrix(tmp_path, vectors, texts):
+    """Settings of an .npy file with its sentences."""
+    np.save(tmp_path / "v.npy", vectors)
+    (tmp_path / "v.txt").write_text("\n".join(texts) + "\n")
+    return dict(path=str(tmp_path / "v.npy"), sentences=str(tmp_path / "v.txt"))
+
+
+@pytest.mark.parametrize("scale", [1, 1e-7, 1e30])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_rows_of_a_matrix_are_those_of_the_sentences(tmp_path, corpus, vectors, dtype):
-    np.save(tmp_path / "v.npy", vectors.astype(dtype))
-    found = joined(tmp_path, corpus, path=str(tmp_path / "v.npy"))
+def test_a_matrix_of_any_type_and_length_of_its_rows(tmp_path, corpus, vectors, dtype, scale):
+    scaled = vectors.astype(dtype)
+    if dtype != np.float16:
+        scaled *= dtype(scale)
+    found = joined(tmp_path, corpus, **matrix(tmp_path, scaled, corpus))
     same(found.factors, vectors.astype(dtype))
     assert not len(found.missing) and found.num_unknown == found.num_twice == 0
 
 
-def test_a_matrix_finds_its_sentences_in_a_file_beside_it(tmp_path, corpus, vectors):
+def test_a_matrix_is_joined_by_id(tmp_path, corpus, vectors):
+    order = np.random.default_rng(1).permutation(N)
+    paths = matrix(tmp_path, vectors[order], map(str, order))
+    found = joined(tmp_path, corpus, **paths, sentence_column=None, id_column="id")
+    same(found.factors, vectors)
+
+
+def test_a_matrix_finds_its_sentences_by_text(tmp_path, corpus, vectors):
     """In another order, with sentences of no corpus, one twice, and other white space."""
     order = np.random.default_rng(1).permutation(N)
     texts = ["Of no corpus.", *(f" {corpus[i]}  " for i in order), corpus[3], ""]
-    matrix = np.concatenate([vectors[:1], vectors[order], -vectors[3:4], vectors[:1]])
-    np.save(tmp_path / "v.npy", matrix)
-    (tmp_path / "v.txt").write_text("\n".join(texts) + "\n")
-    paths = dict(path=str(tmp_path / "v.npy"), sentences=str(tmp_path / "v.txt"))
-    found = joined(tmp_path, corpus, **paths)
+    rows = np.concatenate([vectors[:1], vectors[order], -vectors[3:4], vectors[:1]])
+    found = joined(tmp_path, corpus, **matrix(tmp_path, rows, texts))
     same(found.factors, vectors)
     assert (found.num_unknown, found.num_twice, len(found.missing)) == (2, 1, 0)
 
@@ -94,8 +108,8 @@ BAD = {
     "not finite": (lambda v: with_value(v, np.nan), "vector of sentence 9 is not finite"),
     "infinite": (lambda v: with_value(v, np.inf), "vector of sentence 9 is not finite"),
     "zero": (lambda v: with_value(v, 0), "vector of sentence 9 is zero"),
-    "a row less": (lambda v: v[1:], "has 19 rows, but there are 20 sentences"),
-    "a row more": (lambda v: np.concatenate([v, v[:1]]), "has 21 rows, but there are 20"),
+    "a row less": (lambda v: v[1:], "has 19 rows, but .* has 20 sentences"),
+    "a row more": (lambda v: np.concatenate([v, v[:1]]), "has 21 rows, but .* has 20"),
     "flat": (lambda v: v[:, 0], r"float32 of shape \(20,\); vectors are"),
     "whole numbers": (lambda v: v.astype(np.int64), "int64 of shape"),
     "none": (lambda v: v[:0], r"shape \(0, 6\)"),
@@ -105,9 +119,8 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_bad_matrices(tmp_path, corpus, vectors, case):
     change, message = BAD[case]
-    np.save(tmp_path / "v.npy", change(vectors))
     with pytest.raises(UserError, match=message):
-        joined(tmp_path, corpus, path=str(tmp_path / "v.npy"))
+        joined(tmp_path, corpus, **matrix(tmp_path, change(vectors), corpus))
 
 
 BAD_COLUMNS = {
@@ -129,22 +142,30 @@ def test_bad_columns(tmp_path, corpus, case):
 
 
 def test_files_that_are_none(tmp_path, corpus, vectors):
+    paths = matrix(tmp_path, vectors, corpus)
     (tmp_path / "v.npy").write_bytes(b"\x93NUMPY, but not")
     with pytest.raises(UserError, match="not a readable .npy file"):
-        joined(tmp_path, corpus, path=str(tmp_path / "v.npy"))
-    np.save(tmp_path / "o.npy", np.array([{}]), allow_pickle=True)
+        joined(tmp_path, corpus, **paths)
+    np.save(tmp_path / "v.npy", np.array([{}]), allow_pickle=True)
     with pytest.raises(UserError, match="not a readable .npy file"):  # never unpickled
-        joined(tmp_path, corpus, path=str(tmp_path / "o.npy"))
+        joined(tmp_path, corpus, **paths)
+    np.savez(tmp_path / "v.npz", vectors)
+    (tmp_path / "v.npz").rename(tmp_path / "v.npy")
+    with pytest.raises(UserError, match="an archive of some"):
+        joined(tmp_path, corpus, **paths)
+    with pytest.raises(ValueError, match="does not say whose vectors it has"):
+        VectorsSettings(path=paths["path"])
     (tmp_path / "v.parquet").write_bytes(b"PAR1")
     with pytest.raises(UserError, match="not a readable Parquet file"):
         joined(tmp_path, corpus, path=str(tmp_path / "v.parquet"))
     pq.write_table(pa.table({"sentence": corpus, "vector": list(vectors)}), tmp_path / "v.parquet")
     with pytest.raises(UserError, match="there is no column 'text'; it has sentence, vector"):
         joined(tmp_path, corpus, path=str(tmp_path / "v.parquet"))
-    np.save(tmp_path / "v.npy", vectors)
-    (tmp_path / "v.txt").write_text("\n".join(corpus[:-1]))
-    with pytest.raises(UserError, match="has 20 rows, but .* has 19 sentences"):
-        joined(tmp_path, corpus, path=str(tmp_path / "v.npy"), sentences=str(tmp_path / "v.txt"))
+    by_id = {"sentence_column": None, "id_column": "n"}
+    table = {"n": np.arange(N) + 0.0, "vector": list(vectors)}  # as pandas has them with a gap
+    pq.write_table(pa.table(table), tmp_path / "v.parquet")
+    with pytest.raises(UserError, match="column 'n' of .* holds double, not whole numbers or text"):
+        joined(tmp_path, corpus, path=str(tmp_path / "v.parquet"), **by_id)
 
 
 @pytest.mark.ray
