@@ -78,6 +78,16 @@ def test_shipped_searches_have_the_settings_of_their_papers(data_folder, monkeyp
             "must be a pretrained model",
         ),
         (["teachers.0.similarity=ranks"], "needs a corpus: add `ranks"),
+        (
+            ["teachers.0.similarity=ranks", "train.objectives={vector_regression: {}}"],
+            "'t' teaches ranks: use similarity_regression",
+        ),
+        (["teachers=[{name: v, vectors: {path: v.npy}}]"], "does not say whose vectors it has"),
+        (
+            ["teachers=[{name: v, max_length: 32, vectors: {path: v.parquet}}]"],
+            "its vectors are given, so `max_length` has no effect",
+        ),
+        (["teachers.0.vectors={path: v.parquet}"], "leave out `model` and `similarity`"),
         (["ranks={corpus_size: 50, dimensions: 50}"], "must be below corpus_size 50"),
         (["ranks={corpus_size: 500}", "sentences.limit=400"], "is more than sentences.limit 400"),
         (["teachers.0.model=recipe:x.yaml"], "are that recipe's"),
