@@ -27,6 +27,11 @@ def unit_rows(vectors: np.ndarray) -> np.ndarray:
     return np.asarray(vectors / np.maximum(norms, 1e-8))
 
 
+def without_direction(norms: np.ndarray) -> np.ndarray:
+    """Which rows cannot be scaled to length 1, by their lengths: not finite, or zero."""
+    return np.flatnonzero(~(np.isfinite(norms) & (norms > 1e-8)))
+
+
 # What rounding to fp16 can do to the length of a unit vector: half a unit in the last of 11 bits
 FP16_ROUNDING = 2.0**-11
 

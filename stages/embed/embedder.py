@@ -6,7 +6,7 @@ import numpy as np
 
 from stages.encoder.settings import EncoderSettings
 from stages.errors import UserError
-from stages.rows import npy_bytes, unit_rows
+from stages.rows import npy_bytes, unit_rows, without_direction
 
 
 class Embedder:
@@ -34,7 +34,7 @@ class Embedder:
         """
         vectors = self._encoder.encode(texts, self._count)
         norms = np.linalg.norm(vectors, axis=1)
-        bad = np.flatnonzero(~(np.isfinite(norms) & (norms > 1e-8)))
+        bad = without_direction(norms)
         if len(bad):
             raise UserError(
                 f"model '{self._model}': gives no usable vector for {len(bad)} sentences, "

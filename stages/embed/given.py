@@ -19,21 +19,20 @@ from pydantic import Field, model_validator
 from stages.contract import Artifact, Fingerprinted, Shard, Stage, Work
 from stages.errors import UserError
 from stages.fields import InputPath
-from stages.rows import npy_bytes
+from stages.rows import npy_bytes, without_direction
 from stages.samples import factor_rows
 from stages.sentences.build import clean_text
-from stages.sentences.index import SentenceIndex
+from stages.sentences.index import JoinedByKey, SentenceIndex
 from stages.sentences.settings import SourceKind
-from stages.sentences.sources import Reject, Table, input_files, read_table
+from stages.sentences.sources import Reject, Table, check_columns, input_files, read_table
 from stages.sentences.texts import read_texts, texts_of_rows
-from stages.settings import Settings
 
 BATCH_ROWS = 8192
 
 Keys = Sequence[str]
 
 
-class VectorsSettings(Settings):
+class VectorsSettings(JoinedByKey):
     """Vectors from a file, one for each sentence; rows of other sentences are left out."""
 
     path: InputPath = Field(
@@ -56,17 +55,10 @@ class VectorsSettings(Settings):
     sentence_column: str | None = Field(
         "text", description="Column of the sentence; vectors are joined by its text."
     )
-    id_column: str | None = Field(
-        None,
-        description="Column of the sentence's id in the artifact `sentences`, to join by that "
-        "instead.",
-    )
     vector_column: str = Field("vector", description="Parquet: column of the vector.")
 
     @model_validator(mode="after")
-    def _one_key(self) -> "VectorsSettings":
-        if (self.sentence_column is None) == (self.id_column is None):
-            raise ValueError("set either sentence_column or id_column, and the other to null")
+    def _says_whose(self) -> "VectorsSettings":
         if self.is_matrix and self.sentences is None:
             raise ValueError(
                 "an .npy file does not say whose vectors it has: set `sentences` to a file with "
@@ -79,10 +71,6 @@ class VectorsSettings(Settings):
     @property
     def is_matrix(self) -> bool:
         return self.path.lower().endswith(".npy")
-
-    @property
-    def key(self) -> str:
-        return self.sentence_column or self.id_column or ""
 
 
 @dataclass(frozen=True)
@@ -201,7 +189,7 @@ def _usable(vectors: np.ndarray, rows: np.ndarray, what: str) -> np.ndarray:
     """
     vectors = vectors.astype(np.float64)  # whose squares do not overflow
     norms = np.linalg.norm(vectors, axis=1)
-    bad = np.flatnonzero(~(np.isfinite(norms) & (norms > 1e-8)))
+    bad = without_direction(norms)
     if len(bad):
         raise UserError(
             f"{what}: the vector of sentence {rows[bad[0]]} is "
@@ -264,19 +252,13 @@ def _read_parquet(settings: VectorsSettings, where: str) -> Iterator[tuple[Keys,
     def is_key(kind: Any) -> bool:
         return is_text(kind) or bool(pa.types.is_integer(kind))
 
-    columns = [settings.key, settings.vector_column]
+    table = Table(settings.path, (settings.key, settings.vector_column), None, "error", where)
     width = 0
     for file in input_files(settings.path, where):
         try:
             whole = pq.ParquetFile(file)
-            names = whole.schema_arrow.names
-            for column in columns:
-                if column not in names:
-                    raise UserError(
-                        f"{file}: there is no column '{column}'; it has {', '.join(names)}. Say in "
-                        f"{where} which columns to read."
-                    )
-            for batch in whole.iter_batches(columns=columns, batch_size=BATCH_ROWS):
+            check_columns(table, whole.schema_arrow.names, str(file))
+            for batch in whole.iter_batches(columns=list(table.columns), batch_size=BATCH_ROWS):
                 vectors = _matrix(batch.column(settings.vector_column), f"{where}: {file}")
                 if width and vectors.shape[1] != width:
                     raise UserError(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from stages.contract import Work
 from stages.errors import UserError
@@ -20,7 +20,7 @@ from stages.rewrite.base import RewriteSource
 from stages.rewrite.rewrites import Rewrite
 from stages.rewrite.stage import Rewrites
 from stages.sentences.build import clean_text
-from stages.sentences.index import SentenceIndex
+from stages.sentences.index import JoinedByKey, SentenceIndex
 from stages.sentences.settings import SourceKind
 from stages.sentences.sources import Reject, Table, read_table
 from stages.sentences.texts import read_texts
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MAX_UNKNOWN_KEPT = 1000
 
 
-class Pairs(RewriteSource):
+class Pairs(JoinedByKey, RewriteSource):
     """Rewrites from a file of yours: a sentence (or its id) and a rewrite in each row."""
 
     path: InputPath = Field(
@@ -42,14 +42,6 @@ class Pairs(RewriteSource):
     invalid_utf8: Literal["error", "reject"] = Field(
         "error",
         description="What to do with lines that are not UTF-8: stop, or drop and count them.",
-    )
-    sentence_column: str | None = Field(
-        "sentence1", description="Column of the sentence; pairs are joined by its text."
-    )
-    id_column: str | None = Field(
-        None,
-        description="Column of the sentence's id in the artifact `sentences`, to join by that "
-        "instead.",
     )
     rewrite_column: str = Field("sentence2", description="Column of the rewrite.")
     negative_column: str | None = Field(
@@ -61,12 +53,6 @@ class Pairs(RewriteSource):
         "count.",
     )
 
-    @model_validator(mode="after")
-    def _one_key(self) -> "Pairs":
-        if (self.sentence_column is None) == (self.id_column is None):
-            raise ValueError("set either sentence_column or id_column, and the other to null")
-        return self
-
     @property
     def gives_negatives(self) -> bool:
         return self.negative_column is not None
@@ -77,11 +63,10 @@ class Pairs(RewriteSource):
 
     def table(self, setting: str) -> Table:
         """The columns to read: key, rewrite and, if there are any, negative."""
-        key = self.sentence_column or self.id_column or ""
         negative = (self.negative_column,) if self.negative_column else ()
         return Table(
             self.path,
-            (key, self.rewrite_column, *negative),
+            (self.key, self.rewrite_column, *negative),
             self.source,
             self.invalid_utf8,
             setting,

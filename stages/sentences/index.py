@@ -2,8 +2,36 @@
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from typing import Self
 
 import numpy as np
+from pydantic import Field, model_validator
+
+from stages.settings import Settings
+
+
+class JoinedByKey(Settings):
+    """Settings of a file whose rows belong to sentences."""
+
+    sentence_column: str | None = Field(
+        "sentence1", description="Column of the sentence; rows are joined by its text."
+    )
+    id_column: str | None = Field(
+        None,
+        description="Column of the sentence's id in the artifact `sentences`, to join by that "
+        "instead.",
+    )
+
+    @model_validator(mode="after")
+    def _one_key(self) -> Self:
+        if (self.sentence_column is None) == (self.id_column is None):
+            raise ValueError("set either sentence_column or id_column, and the other to null")
+        return self
+
+    @property
+    def key(self) -> str:
+        """The column to join by."""
+        return self.sentence_column or self.id_column or ""
 
 
 class SentenceIndex:

@@ -206,7 +206,7 @@ def _delimited(file: Path, table: Table, tab: bool) -> Iterator[Row]:
     try:
         for cells in reader:
             if names is None:
-                _check_columns(table, cells, str(file))
+                check_columns(table, cells, str(file))
                 names = cells
                 continue
             yield from rejected
@@ -227,7 +227,7 @@ def _parquet(file: Path, table: Table) -> Iterator[Row]:
 
     try:
         whole = pq.ParquetFile(file)
-        _check_columns(table, whole.schema_arrow.names, str(file))
+        check_columns(table, whole.schema_arrow.names, str(file))
         for batch in whole.iter_batches(columns=list(table.columns), batch_size=8192):
             for row in batch.to_pylist():
                 yield _cells(row, table, str(file))
@@ -235,7 +235,7 @@ def _parquet(file: Path, table: Table) -> Iterator[Row]:
         raise UserError(f"{file}: not a readable Parquet file ({error})") from None
 
 
-def _check_columns(table: Table, names: Sequence[str], where: str) -> None:
+def check_columns(table: Table, names: Sequence[str], where: str) -> None:
     for column in table.columns:
         if column not in names:
             raise UserError(
@@ -245,7 +245,7 @@ def _check_columns(table: Table, names: Sequence[str], where: str) -> None:
 
 
 def _cells(row: dict[str, Any], table: Table, where: str) -> Row:
-    _check_columns(table, [*row, *table.optional], where)
+    check_columns(table, [*row, *table.optional], where)
     found = []
     for column in table.columns:
         value = row.get(column)
