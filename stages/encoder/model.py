@@ -1,4 +1,4 @@
-"""The encoder: a transformers backbone and its pooling.
+"""The encoder: a transformers backbone, its pooling, and Dense modules behind it.
 
 Not here: training heads (stages/train/student.py) and anything that writes files.
 Shapes: B rows, L tokens, D hidden size, N texts.
@@ -6,22 +6,24 @@ Shapes: B rows, L tokens, D hidden size, N texts.
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stages.encoder.cpu import pack_linears
-from stages.encoder.settings import (
-    EncoderSettings,
-    ModelSettings,
+from stages.encoder.config import (
     check_config,
+    described_in,
     kept_layers,
-    model_folder,
     position_offset,
+    read_pipeline,
     resolved,
 )
+from stages.encoder.cpu import pack_linears
+from stages.encoder.dense import Dense, load_dense
+from stages.encoder.pipeline import PipelineEncoder
+from stages.encoder.settings import EncoderSettings, ModelSettings, model_folder
 from stages.encoder.tokenizer import (
     SentenceTokenizer,
     load_tokenizer,
@@ -48,18 +50,27 @@ class Encoder(nn.Module):
         tokenizer: SentenceTokenizer,
         settings: EncoderSettings,
         unused_weights: dict[str, Tensor],
+        dense: nn.Sequential,
     ) -> None:
         super().__init__()
         self.unused_weights = unused_weights
         self.backbone = backbone
+        self.dense = dense
         self.tokenizer = tokenizer
         self.settings = settings
-        self.num_parameters = sum(p.numel() for p in backbone.parameters())
+        self.num_parameters = sum(p.numel() for p in self.parameters())
         self.arithmetic = ""  # how matrices are multiplied, for the log; see `load_for_inference`
 
     @property
     def dimension(self) -> int:
+        last = [*self.dense][-1:]
+        if last:
+            return int(cast(Dense, last[0]).linear.out_features)
         return int(self.backbone.config.hidden_size)
+
+    @property
+    def num_layers(self) -> int:
+        return int(self.backbone.config.num_hidden_layers)
 
     @property
     def device(self) -> torch.device:
@@ -82,25 +93,34 @@ class Encoder(nn.Module):
         """
         # Without padding no mask is needed, and attention takes its fastest kernel.
         mask = None if bool(mask_BL.all()) else mask_BL
-        inputs = {"input_ids": ids_BL, "attention_mask": mask}
+        inputs: dict[str, Any] = {"input_ids": ids_BL, "attention_mask": mask}
+        if getattr(self.backbone.config, "use_cache", False):
+            inputs["use_cache"] = False  # of a decoder: keys and values that nobody reads again
         if positions_BL is not None:
             inputs["position_ids"] = positions_BL + position_offset(self.backbone.config.to_dict())
         states_BLD: Tensor = self.backbone(**inputs).last_hidden_state
         return states_BLD.float()
 
     def pool(self, states_BLD: Tensor, ids_BL: Tensor, mask_BL: Tensor) -> Tensor:
-        """Sentence vectors (B, D) of token states."""
+        """Sentence vectors (B, D) of token states, through the Dense modules."""
+        found: Tensor = self.dense(self._pooled(states_BLD, ids_BL, mask_BL))
+        return found
+
+    def _pooled(self, states_BLD: Tensor, ids_BL: Tensor, mask_BL: Tensor) -> Tensor:
         if self.settings.pooling == "cls":
             return states_BLD[:, 0]
         if self.settings.pooling == "mean":
             weights_BL1 = mask_BL.unsqueeze(-1).to(states_BLD.dtype)
             return (states_BLD * weights_BL1).sum(1) / weights_BL1.sum(1)
+        rows_B = torch.arange(len(ids_BL), device=ids_BL.device)
+        if self.settings.pooling == "last":  # padding is on the right
+            return states_BLD[rows_B, mask_BL.sum(1) - 1]
         is_mask_BL = (ids_BL == self.tokenizer.mask_id).to(torch.int64)
         if self.tokenizer.mask_is_last:
             position_B = is_mask_BL.shape[1] - 1 - is_mask_BL.flip(1).argmax(1)
         else:
             position_B = is_mask_BL.argmax(1)
-        return states_BLD[torch.arange(len(ids_BL), device=ids_BL.device), position_B]
+        return states_BLD[rows_B, position_B]
 
     def encode(
         self, texts: Sequence[str], count: Callable[[int, int], None] | None = None
@@ -158,17 +178,22 @@ def load_encoder(settings: EncoderSettings) -> Encoder:
         UserError: no such model, no safetensors, no pooling known, or see
             `check_config`.
     """
-    folder = model_folder(settings.model)
-    settings = resolved(settings, folder)
+    places = read_pipeline(described_in(settings)).dense if settings.pooling == "auto" else ()
+    settings = resolved(settings)
     tokenizer = load_tokenizer(settings)
     backbone, unused = load_backbone(settings)
-    encoder = Encoder(backbone, tokenizer, settings, unused)
+    dense = load_dense(settings, places)
+    encoder = Encoder(backbone, tokenizer, settings, unused, dense)
     return encoder.to(pick_device(settings.device)).eval()
 
 
-def load_for_inference(settings: EncoderSettings) -> Encoder:
+def load_for_inference(settings: EncoderSettings) -> Encoder | PipelineEncoder:
     """`load_encoder`, with weights cast to the precision of the forward pass and, on a CPU, packed
-    for it where that is not slower. It can't be trained or saved."""
+    for it where that is not slower; by sentence-transformers itself where a pipeline has what our
+    encoder does not know. It can't be trained or saved."""
+    found = resolved(settings)
+    if found.pooling == "pipeline":
+        return PipelineEncoder(found, pick_device(settings.device), DTYPES[settings.precision])
     encoder = load_encoder(settings)
     encoder.backbone.to(DTYPES[settings.precision])
     if encoder.device.type == "cpu":

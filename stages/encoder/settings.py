@@ -7,10 +7,9 @@ A model is named in one of four ways:
   `recipe:simcse.yaml`           the student that another recipe trains; trained first if needed
 """
 
-import json
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -18,7 +17,7 @@ from stages import content
 from stages.errors import UserError
 from stages.fields import RECIPE_PREFIX, ModelName
 from stages.packages import carried_folder
-from stages.settings import Settings, execution
+from stages.settings import Settings, added, execution
 
 PACKAGE_PREFIX = "package:"
 # The student that the recipe at hand trains, as the model of an encoder that uses it.
@@ -49,11 +48,28 @@ class ModelSettings(Settings):
 
 
 class EncoderSettings(ModelSettings):
-    pooling: Literal["auto", "cls", "mean", "mask"] = Field(
+    # whether it is trained: by our own code, which knows fewer modules than sentence-transformers
+    trained: ClassVar[bool] = False
+
+    pooling: Literal["auto", "cls", "mean", "last", "mask", "pipeline"] = Field(
         "auto",
         description="How token states become one vector: the first token, the mean over tokens, "
-        "or the mask token of the template. auto: as the model's sentence-transformers "
-        "configuration says.",
+        "the last token, or the mask token of the template. pipeline: sentence-transformers "
+        "computes all of it, whatever its modules. auto: as the model's sentence-transformers "
+        "configuration says, Dense modules and default prompt included.",
+    )
+    prompt: str | None = added(
+        None,
+        description="Text before every sentence, tokenised with it, such as 'query: '. null: the "
+        "model's default prompt, if it has one; '' for none.",
+    )
+    prompt_name: str | None = added(
+        None, description="One of the model's own prompts (config_sentence_transformers.json)."
+    )
+    encode_arguments: dict[str, str | int | float | bool] = added(
+        {},
+        description="For a pipeline: further arguments of sentence-transformers' `encode`, such as "
+        "{task: retrieval.query}.",
     )
     template: str | None = Field(
         None,
@@ -88,12 +104,13 @@ class EncoderSettings(ModelSettings):
 
     @model_validator(mode="after")
     def _recipe_says_the_rest(self) -> "EncoderSettings":
-        chosen = self.pooling != "auto" or self.template is not None or self.final_period != "keep"
+        chosen = [
+            name
+            for name in ("pooling", "prompt", "prompt_name", "template", "final_period")
+            if getattr(self, name) != EncoderSettings.model_fields[name].default
+        ]
         if self.recipe_file is not None and chosen:
-            raise ValueError(
-                "pooling, template and final_period of a recipe:... are that recipe's; "
-                "leave them out here"
-            )
+            raise ValueError(f"{chosen[0]} of a recipe:... is that recipe's; leave it out here")
         return self
 
     @model_validator(mode="after")
@@ -106,6 +123,18 @@ class EncoderSettings(ModelSettings):
         has_mask = template is not None and template.count("{mask}") == 1
         if self.pooling == "mask" and not has_mask:
             raise ValueError("pooling 'mask' needs a template with {mask} exactly once")
+        if self.prompt is not None and self.prompt_name is not None:
+            raise ValueError("prompt and prompt_name name two prompts; leave one out")
+        if self.prompt and template is not None:
+            raise ValueError("prompt and template both stand around the sentence; leave one out")
+        return self
+
+    @model_validator(mode="after")
+    def _pipelines_are_whole(self) -> "EncoderSettings":
+        if self.encode_arguments and self.pooling not in ("auto", "pipeline"):
+            raise ValueError("encode_arguments are for pooling: pipeline")
+        if self.pooling == "pipeline" and self.trained:
+            raise ValueError("pooling 'pipeline' cannot be trained; choose cls, mean, last or mask")
         return self
 
     def encoder(self) -> "EncoderSettings":
@@ -131,7 +160,8 @@ def describe_model(settings: ModelSettings) -> dict[str, Any]:
         "*.spm",
         "*.safetensors",
         "*.py",
-        "1_Pooling/config.json",
+        "[0-9]*_*/*.json",  # modules of a sentence-transformers pipeline
+        "[0-9]*_*/*.safetensors",
     )
     files = [file for pattern in patterns for file in sorted(folder.glob(pattern))]
     return {"files": {p.relative_to(folder).as_posix(): content.digest(p) for p in files}}
@@ -161,7 +191,8 @@ def model_folder(model: str) -> Path | None:
     """The local folder that `model` names, checked; None for an id on the hub.
 
     Raises:
-        UserError: the folder is missing, has no config.json, or has no safetensors weights.
+        UserError: the folder is missing, has neither config.json nor modules.json, or has no
+            safetensors weights.
     """
     if model.startswith(PACKAGE_PREFIX):
         folder = package_folder(model.removeprefix(PACKAGE_PREFIX))
@@ -172,132 +203,20 @@ def model_folder(model: str) -> Path | None:
             return None
     if not folder.is_dir():
         raise UserError(f"model '{model}': there is no such folder")
-    if not (folder / "config.json").is_file():
+    is_pipeline = (folder / "modules.json").is_file()
+    if not (is_pipeline or (folder / "config.json").is_file()):
         raise UserError(f"model '{model}': the folder has no config.json, so it is not a model")
-    if not list(folder.glob("*.safetensors")):
-        pickles = sorted(path.name for path in folder.glob("*.bin"))
-        if pickles:
+    places = [folder, *(folder.glob("[0-9]*_*") if is_pipeline else [])]
+    weights = {place: list(place.glob("*.safetensors")) for place in places}
+    for place in places:
+        pickles = sorted(place.glob("*.bin"))
+        if pickles and not weights[place]:
             raise UserError(
-                f"model '{model}': weights are only there as a pickle ({pickles[0]}), which can "
-                "run code when loaded and is never read. Convert it once with "
+                f"model '{model}': weights are only there as a pickle "
+                f"({pickles[0].relative_to(folder)}), which can run code when loaded and is never "
+                "read. Convert it once with "
                 "`model.save_pretrained(folder, safe_serialization=True)`."
             )
+    if not any(weights.values()):
         raise UserError(f"model '{model}': the folder has no weights (*.safetensors)")
     return folder
-
-
-# Pre-tokenizers that drop white space, so that no token has any in it
-DROPS_SPACES = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
-
-
-def space_is_part_of_a_token(settings: EncoderSettings) -> bool:
-    """Whether the template's space before the sentence may be part of the sentence's first token.
-
-    So it is in byte-level tokenizers (RoBERTa) and in most SentencePiece ones. Read from the
-    model's files; of hub ids, which must be judged before anything is loaded, only those of
-    Google's BERT are known to have word pieces, and all others may.
-
-    Raises:
-        UserError: see `model_folder`.
-    """
-    template = settings.template
-    folder = model_folder(settings.model) if settings.recipe_file is None else None
-    if folder and template is None and (folder / "sentray.json").is_file():
-        template = json.loads((folder / "sentray.json").read_text()).get("template")
-    before = (template or "").partition("{sentence}")[0]
-    if before == before.rstrip():
-        return False
-    if folder is None:
-        return not settings.model.startswith(("google-bert/", "bert-"))
-    file = folder / "tokenizer.json"
-    if not file.is_file():
-        return not (folder / "vocab.txt").is_file()
-    splitter = json.loads(file.read_text(encoding="utf-8")).get("pre_tokenizer") or {}
-    kinds = {one.get("type") for one in [splitter, *splitter.get("pretokenizers", [])]}
-    return not kinds & DROPS_SPACES
-
-
-def kept_layers(settings: EncoderSettings, total: int) -> list[int] | None:
-    """Which of a model's `total` layers are kept; None for all.
-
-    Raises:
-        UserError: more than there are.
-    """
-    chosen = settings.layers
-    if not isinstance(chosen, int):
-        return chosen
-    if chosen > total:
-        raise UserError(f"layers={chosen}: model '{settings.model}' has only {total}")
-    last = total - 1
-    return [last] if chosen == 1 else [last * i // (chosen - 1) for i in range(chosen)]
-
-
-def check_config(settings: EncoderSettings, config: dict[str, Any]) -> None:
-    """Compares settings with a model's config.json, before anything heavy is loaded.
-
-    Raises:
-        UserError: a layer that is not there, or more tokens than the model has positions.
-    """
-    total = config.get("num_hidden_layers") or config.get("n_layers") or 0
-    layers = kept_layers(settings, total) if total else None
-    if layers is not None and (min(layers) < 0 or max(layers) >= total):
-        raise UserError(f"layers={layers}: model '{settings.model}' has layers 0 to {total - 1}")
-    if layers is not None and config.get("layer_types") and layers != [*range(len(layers))]:
-        raise UserError(
-            f"layers={layers}: the layers of model '{settings.model}' differ by position; keep the "
-            "first ones (0, 1, 2, ...)"
-        )
-    positions = num_positions(config)
-    if positions is not None and settings.max_length > positions:
-        raise UserError(
-            f"max_length={settings.max_length} is more than the {positions} positions of model "
-            f"'{settings.model}'; lower max_length (also evaluate.max_length)"
-        )
-
-
-def position_offset(config: dict[str, Any]) -> int:
-    """Position id of the first token: RoBERTa and its kin start behind the padding's."""
-    kind = config.get("model_type", "")
-    kin = "roberta" in kind or kind in ("camembert", "data2vec-text", "longformer", "mpnet")
-    return int(config.get("pad_token_id", 1)) + 1 if kin else 0
-
-
-def num_positions(config: dict[str, Any]) -> int | None:
-    """Tokens that a model has positions for, or None where it sets no bound."""
-    positions = config.get("max_position_embeddings")
-    return None if positions is None else positions - position_offset(config)
-
-
-def resolved(settings: EncoderSettings, folder: Path | None) -> EncoderSettings:
-    """Settings with pooling `auto` replaced by what the model's folder says.
-
-    `sentray.json` (a student trained here) names pooling, template and period rule;
-    `1_Pooling/config.json` (a sentence-transformers folder) names the pooling.
-
-    Raises:
-        UserError: it names none that is known here.
-    """
-    if settings.pooling != "auto":
-        return settings
-    own = folder / "sentray.json" if folder else None
-    if own and own.is_file():
-        about = json.loads(own.read_text())
-        if settings.template is not None or settings.final_period != "keep":
-            raise UserError(
-                f"model '{settings.model}': its sentray.json sets template and final period; "
-                "leave them out here, or set pooling as well to replace them"
-            )
-        return settings.model_copy(update=about)
-    return settings.model_copy(update={"pooling": _pooling_of(settings.model, folder)})
-
-
-def _pooling_of(model: str, folder: Path | None) -> str:
-    file = folder / "1_Pooling" / "config.json" if folder else None
-    config = json.loads(file.read_text()) if file and file.is_file() else {}
-    for pooling, old_name in (("mean", "mean_tokens"), ("cls", "cls_token")):
-        if config.get("pooling_mode") == pooling or config.get(f"pooling_mode_{old_name}"):
-            return pooling
-    raise UserError(
-        f"model '{model}': it does not say how to pool, so the recipe must: set pooling to cls, "
-        "mean or mask"
-    )

@@ -3,22 +3,18 @@
 Imports no torch.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from stages.contract import Fingerprinted, Work
-from stages.encoder.settings import (
-    EncoderSettings,
-    ModelSettings,
+from stages.encoder.config import (
     check_config,
-    model_folder,
+    model_config,
+    resolved,
     space_is_part_of_a_token,
 )
-from stages.encoder.settings import resolved as with_pooling
-from stages.errors import UserError
+from stages.encoder.settings import EncoderSettings
 
 # Of encoders whose template has a space before the sentence that may be part of a token: until 1
 # that space was a token of its own. Others have no such mark: what they made is found as before.
@@ -76,13 +72,11 @@ class EncoderSource(Generic[E]):
         """The model's config.json, or what it will be; may ask the hub.
 
         Raises:
-            UserError: no such model.
+            UserError: no such model, or see `resolved`.
         """
         if self.training is not None:
             return self.training.output_config()
-        folder = model_folder(self.settings.model)
-        if folder is not None:
-            with_pooling(self.settings, folder)
+        resolved(self.settings)
         return model_config(self.settings)
 
     def check(self, max_length: int | None = None) -> None:
@@ -98,26 +92,3 @@ class EncoderSource(Generic[E]):
         if max_length is not None:
             settings = settings.model_copy(update={"max_length": max_length})
         check_config(settings, self.config())
-
-
-def model_config(settings: ModelSettings) -> dict[str, Any]:
-    """config.json of a model that is there already; may ask the hub.
-
-    Raises:
-        UserError: it is not to be had.
-    """
-    folder = model_folder(settings.model)
-    if folder is not None:
-        return dict(json.loads((folder / "config.json").read_text()))
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    try:
-        file = hf_hub_download(settings.model, "config.json", revision=settings.revision)
-    except (OSError, HfHubHTTPError, HFValidationError, ValueError) as error:
-        raise UserError(
-            f"model '{settings.model}': not in the Hugging Face cache, and cannot be fetched from "
-            f"the hub ({type(error).__name__}). Check the name and the network; offline, use a "
-            "cached model, a local folder or package:NAME."
-        ) from None
-    return dict(json.loads(Path(file).read_text()))

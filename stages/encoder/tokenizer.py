@@ -1,8 +1,9 @@
-"""Text to token ids, with an optional prompt template assembled at id level.
+"""Text to token ids, with an optional template assembled at id level, or a prompt in the text.
 
 Assembling ids (not text) means that truncation shortens the sentence and never the template,
 and that a sentence's own tokens are the same with and without a template; but where a space is part
 of the next token (RoBERTa), the template's space before the sentence belongs to the sentence.
+A prompt is tokenised with its sentence, as sentence-transformers does.
 """
 
 import re
@@ -13,7 +14,8 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError
 
-from stages.encoder.settings import EncoderSettings, model_folder, resolved
+from stages.encoder.config import resolved
+from stages.encoder.settings import EncoderSettings, model_folder
 from stages.errors import UserError
 
 # Where a final period is missing, as a pattern that both Python and tokenizers understand, and
@@ -42,13 +44,18 @@ class SentenceTokenizer:
         self._rust.no_padding()
         self._rust.no_truncation()
         self.prefix, self.suffix = self._special_tokens_around()
-        self.lead = ""  # what is put before a sentence's text, see `_set_template`
+        self.lead = settings.prompt or ""  # what is put before a sentence's text
         self.room = settings.max_length
         if settings.template is not None:
             self._set_template(settings)
         elif self.mask_id is not None:
             self.mask_is_last = self.mask_id not in self.prefix
         self.room -= len(self.prefix) + len(self.suffix)
+        if settings.prompt and self.room <= len(self._ids(settings.prompt)):
+            raise UserError(
+                f"prompt {settings.prompt!r} takes {len(self._ids(settings.prompt))} tokens, which "
+                f"leaves none of max_length={settings.max_length} for the sentence"
+            )
         if self.room < 1:
             raise UserError(
                 f"template {settings.template!r} takes {len(self.prefix) + len(self.suffix)} "
@@ -61,7 +68,7 @@ class SentenceTokenizer:
             if self.mask_id is None:
                 raise UserError(
                     f"model '{settings.model}': its tokenizer has no mask token, "
-                    "so pooling 'mask' cannot be used; choose cls or mean"
+                    "so pooling 'mask' cannot be used; choose cls, mean or last"
                 )
             template = template.replace("{mask}", self.pretrained.mask_token)
         before, after = template.split("{sentence}")
@@ -143,7 +150,7 @@ def load_tokenizer(settings: EncoderSettings) -> SentenceTokenizer:
         raise UserError(
             f"model '{settings.model}': it has no tokenizer files (tokenizer.json or vocab.txt)"
         )
-    return SentenceTokenizer(tokenizer, resolved(settings, folder))
+    return SentenceTokenizer(tokenizer, resolved(settings))
 
 
 def load_view_tokenizers(views: Sequence[EncoderSettings]) -> list[SentenceTokenizer]:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from stages.encoder.model import Encoder
+    from stages.encoder.pipeline import PipelineEncoder
 
 # Texts to vectors (N, D) float32 whose dot products are the similarities.
 Encode = Callable[[Sequence[str]], "np.ndarray"]
@@ -24,7 +25,7 @@ class Tested:
     """
 
     encode: Encode
-    model: "Encoder"
+    model: "Encoder | PipelineEncoder"
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ class Size(Evaluation):
 
     def score(self, tested: Tested, work: Work) -> Result:
         number = tested.model.num_parameters
-        layers = tested.model.backbone.config.num_hidden_layers
         figures = [
-            Figure("layers", layers, "neither", decimals=0),
+            Figure("layers", tested.model.num_layers, "neither", decimals=0),
             Figure("MB", 4 * number / 1e6, "lower", decimals=0),
         ]
         return Result(figures, facts=(("parameters", number),))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from stages.encoder.model import Encoder
+    from stages.encoder.pipeline import PipelineEncoder
 
 NUM_ROUNDS = 5
 NUM_TEXTS = 256
@@ -80,7 +81,9 @@ def plan(graph: Graph) -> None:
     graph.add("speed", stage, ["sentences", *student.inputs, *others.items()])
 
 
-def time_all(encoders: "dict[str, Encoder]", texts: Sequence[str]) -> "dict[str, np.ndarray]":
+def time_all(
+    encoders: "Mapping[str, Encoder | PipelineEncoder]", texts: Sequence[str]
+) -> "dict[str, np.ndarray]":
     """Seconds of every round for everyone, in turn, after one round of warm-up."""
     import numpy as np
 

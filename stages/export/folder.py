@@ -33,7 +33,8 @@ def export_student(
     shutil.copytree(model, target)
     config = json.loads((model / "config.json").read_text())
     settings = tokenizer.settings
-    modules = ["Transformer", "Pooling", "Normalize"]
+    dense = sorted(model.glob("*_Dense"))
+    modules = ["Transformer", "Pooling", *["Dense"] * len(dense), "Normalize"]
     if settings.pooling == "mask":
         modules.insert(1, "WordWeights")
         _write_mask_weights(tokenizer, _module_folder(target, modules, "WordWeights"))
@@ -43,11 +44,16 @@ def export_student(
         {
             "word_embedding_dimension": config["hidden_size"],
             "pooling_mode_cls_token": settings.pooling == "cls",
-            "pooling_mode_mean_tokens": settings.pooling != "cls",
+            "pooling_mode_mean_tokens": settings.pooling in ("mean", "mask"),
             "pooling_mode_max_tokens": False,
             "pooling_mode_mean_sqrt_len_tokens": False,
+            "pooling_mode_lasttoken": settings.pooling == "last",
         },
     )
+    paths = [f"{i}_{kind}" if i else "" for i, kind in enumerate(modules)]
+    places = [path for path in paths if path.endswith("_Dense")]
+    for folder, place in reversed([*zip(dense, places, strict=True)]):
+        (target / folder.name).rename(target / place)
     if settings.template is not None or settings.final_period != "keep":
         _write_template_tokenizer(tokenizer, target)
         _write(target / "sentray.json", {"pooling": settings.pooling})
@@ -57,10 +63,10 @@ def export_student(
             {
                 "idx": i,
                 "name": str(i),
-                "path": f"{i}_{kind}" if i else "",
+                "path": path,
                 "type": f"sentence_transformers.models.{kind}",
             }
-            for i, kind in enumerate(modules)
+            for i, (kind, path) in enumerate(zip(modules, paths, strict=True))
         ],
     )
     _write(
@@ -68,7 +74,11 @@ def export_student(
     )
     _write(
         target / "config_sentence_transformers.json",
-        {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"},
+        {
+            "prompts": {"default": settings.prompt} if settings.prompt else {},
+            "default_prompt_name": "default" if settings.prompt else None,
+            "similarity_fn_name": "cosine",
+        },
     )
     (target / "README.md").write_text(card, encoding="utf-8")
 
@@ -111,7 +121,7 @@ def _write_template_tokenizer(tokenizer: SentenceTokenizer, target: Path) -> Non
     if tokenizer.settings.final_period != "keep":
         missing, added = FINAL_PERIOD[tokenizer.settings.final_period]
         steps.append(normalizers.Replace(Regex(missing), added))
-    if tokenizer.lead:
+    if tokenizer.settings.template is not None and tokenizer.lead:
         steps.append(normalizers.Prepend(tokenizer.lead))
     if steps:
         old_steps = [] if rust.normalizer is None else [rust.normalizer]

@@ -18,8 +18,10 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import rankdata
 
+from stages.encoder.config import num_positions
 from stages.encoder.model import Encoder, load_for_inference
-from stages.encoder.settings import EncoderSettings, model_folder, num_positions
+from stages.encoder.pipeline import PipelineEncoder
+from stages.encoder.settings import EncoderSettings, model_folder
 from stages.errors import UserError
 from stages.ranks.corpus import tiled_similarities
 from stages.rows import unit_rows
@@ -38,7 +40,7 @@ class RankAwareEncoder:
 
     def __init__(
         self,
-        encoder: Encoder,
+        encoder: Encoder | PipelineEncoder,
         corpus_nD: np.ndarray | None,
         basis_nk: np.ndarray | None,
         weight: float,

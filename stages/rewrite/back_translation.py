@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 from pydantic import Field, model_validator
 
 from stages.contract import Artifact, Fingerprinted, Resources, RowWise, Shard, Work
+from stages.encoder.config import model_config
 from stages.encoder.settings import ModelSettings, model_folder
-from stages.encoder.source import model_config
 from stages.errors import UserError
 from stages.packages import need
 from stages.rewrite.base import RewriteSource

@@ -25,8 +25,9 @@ import numpy as np
 import torch
 from transformers import GenerationConfig
 
+from stages.encoder.config import num_positions
 from stages.encoder.model import DTYPES, pick_device
-from stages.encoder.settings import ModelSettings, num_positions
+from stages.encoder.settings import ModelSettings
 from stages.encoder.tokenizer import pad, token_budget_batches
 from stages.errors import UserError
 from stages.rewrite.back_translation import (

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 # What of the student decides its token ids.
 TOKENIZER_SETTINGS = (
-    "model", "template", "second_template", "pooling", "max_length", "final_period",
-    "template_tokens",
+    "model", "template", "second_template", "prompt", "prompt_name", "pooling", "max_length",
+    "final_period", "template_tokens",
 )  # fmt: skip
 
 

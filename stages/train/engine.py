@@ -16,6 +16,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from stages.encoder.model import Encoder
 from stages.train.settings import TrainSettings
 from stages.train.student import Student, Sums
 
@@ -35,7 +36,7 @@ class Engine(Protocol):
     def step(self, loss: Tensor, learning_rate: float) -> Tensor: ...
     def save(self, folder: Path) -> None: ...
     def load(self, folder: Path) -> None: ...
-    def backbone_weights(self) -> dict[str, Tensor]: ...
+    def encoder_weights(self) -> dict[str, Tensor]: ...
     def gather_rows(self, rows: Tensor) -> Tensor: ...
     def sum_over_workers(self, x: Tensor) -> Tensor: ...
     def barrier(self) -> None: ...
@@ -105,8 +106,8 @@ class PlainEngine:
         """Parameters and buffers, each once: a tied one has two names in a state dict."""
         return dict(self.student.named_parameters()) | dict(self.student.named_buffers())
 
-    def backbone_weights(self) -> dict[str, Tensor]:
-        return cpu_copy(self.student.encoder.backbone)
+    def encoder_weights(self) -> dict[str, Tensor]:
+        return cpu_copy(self.student.encoder)
 
     def gather_rows(self, rows: Tensor) -> Tensor:
         return rows
@@ -185,14 +186,14 @@ class DeepSpeedEngine:
         if path is None:
             raise RuntimeError(f"DeepSpeed could not load the checkpoint in {folder}")
 
-    def backbone_weights(self) -> dict[str, Tensor]:
-        backbone = self.student.encoder.backbone
+    def encoder_weights(self) -> dict[str, Tensor]:
+        encoder = self.student.encoder
         if self._stage < 3:
-            return cpu_copy(backbone)
+            return cpu_copy(encoder)
         import deepspeed
 
-        with deepspeed.zero.GatheredParameters(list(backbone.parameters())):
-            return cpu_copy(backbone)
+        with deepspeed.zero.GatheredParameters(list(encoder.parameters())):
+            return cpu_copy(encoder)
 
     def gather_rows(self, rows: Tensor) -> Tensor:
         return gather_rows(rows)
@@ -243,5 +244,8 @@ def adamw(parameters: list[torch.nn.Parameter], settings: TrainSettings) -> torc
     return torch.optim.AdamW(groups, lr=settings.learning_rate, weight_decay=decay, fused=True)
 
 
-def cpu_copy(module: torch.nn.Module) -> dict[str, Tensor]:
-    return {name: x.detach().to("cpu", copy=True) for name, x in module.state_dict().items()}
+def cpu_copy(encoder: Encoder) -> dict[str, Tensor]:
+    """Its weights: the backbone's by their own names, those of Dense modules as `dense.`"""
+    dense = {f"dense.{name}": x for name, x in encoder.dense.state_dict().items()}
+    found = encoder.backbone.state_dict() | dense
+    return {name: x.detach().to("cpu", copy=True) for name, x in found.items()}

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from stages.encoder.settings import num_positions
+from stages.encoder.config import num_positions
 from stages.encoder.tokenizer import SentenceTokenizer, pad, token_budget_batches
 from stages.errors import Stopped, UserError
 from stages.evaluate.sets import StsSet
@@ -52,7 +52,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Trained:
-    """The result: the chosen backbone weights (on the CPU), and how training went."""
+    """The result: the chosen weights of the encoder (on the CPU), and how training went."""
 
     weights: dict[str, Tensor]
     progress: Progress
@@ -157,7 +157,7 @@ class Training:
     def trained(self) -> Trained:
         """The weights of the best evaluation, or the last step's where none gave a number."""
         if self._best is None:
-            self._best = self.engine.backbone_weights()
+            self._best = self.engine.encoder_weights()
             self.progress.best_step = self.progress.step
         return Trained(self._best, self.progress)
 
@@ -215,7 +215,7 @@ class Training:
         if math.isfinite(mean) and (progress.best_score is None or mean > progress.best_score):
             progress.best_score, progress.best_step = mean, progress.step
             progress.evaluations_since_best = 0
-            self._best = self.engine.backbone_weights()
+            self._best = self.engine.encoder_weights()
         else:
             progress.evaluations_since_best += 1
         return {f"dev/{name}": score for name, score in scores.items()} | {"dev_spearman": mean}

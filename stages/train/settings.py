@@ -26,6 +26,8 @@ from stages.train.objectives.vector_regression import VectorRegression
 
 
 class StudentSettings(EncoderSettings):
+    trained = True
+
     max_length: int = Field(
         32, ge=3, le=8192, description="Most tokens of a training sentence; the template counts."
     )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from stages.encoder.dense import save_dense
 from stages.encoder.model import Encoder, load_encoder, set_dropout
 from stages.encoder.settings import EncoderSettings
 from stages.encoder.tokenizer import SentenceTokenizer, load_view_tokenizers
@@ -230,19 +231,30 @@ def step_seed(seed: int, step: int, rank: int) -> int:
 
 
 def save_encoder(encoder: Encoder, weights: dict[str, Tensor], folder: Path) -> None:
-    """Writes backbone (safetensors), tokenizer and `sentray.json` as a model folder.
+    """Writes backbone (safetensors), tokenizer, Dense modules and `sentray.json` as a model folder.
 
     Args:
-        weights: the backbone's state by name, e.g. the best evaluation's, on the CPU.
+        weights: of the encoder by name (`Engine.encoder_weights`), e.g. the best evaluation's.
     """
+    prefix = "dense."
+    dense = {k.removeprefix(prefix): x for k, x in weights.items() if k.startswith(prefix)}
+    own = {name: x for name, x in weights.items() if not name.startswith(prefix)}
     encoder.backbone.save_pretrained(
-        folder, state_dict=weights | encoder.unused_weights, safe_serialization=True
+        folder, state_dict=own | encoder.unused_weights, safe_serialization=True
     )
     encoder.tokenizer.pretrained.save_pretrained(folder)
-    write_about(encoder.settings, folder)
+    write_about(encoder.settings, folder, save_dense(encoder.dense, dense, folder))
 
 
-def write_about(settings: EncoderSettings, folder: Path) -> None:
-    """`sentray.json`: what a model folder must say beside its weights (see `resolved`)."""
+def write_about(settings: EncoderSettings, folder: Path, dense: Sequence[str] = ()) -> None:
+    """`sentray.json`: what a model folder must say beside its weights (see `resolved`).
+
+    Args:
+        dense: folders of Dense modules.
+    """
     about = {key: getattr(settings, key) for key in ("pooling", "template", "final_period")}
+    if settings.prompt:
+        about["prompt"] = settings.prompt
+    if dense:
+        about["dense"] = [*dense]
     (folder / "sentray.json").write_text(json.dumps(about, indent=2) + "\n")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
+from stages.encoder.config import model_config
 from stages.encoder.settings import ModelSettings
-from stages.encoder.source import model_config
 from stages.train.objectives.base import Objective
 
 if TYPE_CHECKING:

