@@ -271,17 +271,25 @@ class Figure:
 class EncoderLabel:
     """Whose figures these are: the student before or after training, or a teacher.
 
-    ranks: with rank similarities (RankEncoder) instead of plain cosines.
+    ranks: with rank similarities (RankEncoder) instead of plain cosines. documents: the teacher
+    that embeds what the student's vectors are compared with; "" for the student itself.
     """
 
     role: Role
     name: str
     ranks: bool = False
+    documents: str = ""
 
     @property
     def title(self) -> str:
         title = self.name if self.role == "teacher" else f"student {self.role}"
+        title += f" to {self.documents}" if self.documents else ""
         return f"{title} + ranks" if self.ranks else title
+
+    @property
+    def is_student(self) -> bool:
+        """Whether these are the trained student's own figures, with nothing else at work."""
+        return self.role == "after" and not self.ranks and not self.documents
 
 
 @dataclass(frozen=True)

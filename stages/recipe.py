@@ -140,6 +140,8 @@ class Recipe(Extensible):
                 f"vector_regression needs its teachers' vectors, and '{ranked[0]}' teaches ranks: "
                 "use similarity_regression"
             )
+        if self.student.aligned:
+            self._check_aligned()
         if self.ranks is None and ranked:
             raise ValueError(
                 "a teacher with similarity: ranks needs a corpus: add `ranks: {corpus_size: 10000}`"
@@ -169,6 +171,21 @@ class Recipe(Extensible):
                 "sentences.holdout_pairs"
             )
         return self
+
+    def _check_aligned(self) -> None:
+        regression = self.train.objectives.vector_regression
+        if regression is None:
+            raise ValueError("student.aligned needs train.objectives.vector_regression")
+        if len(self.teachers) > 1:
+            raise ValueError(
+                f"student.aligned: a student lives in one teacher's space, and there are "
+                f"{len(self.teachers)} teachers; keep one"
+            )
+        if regression.projection == "learned":
+            raise ValueError(
+                "vector_regression.projection: learned is dropped after training, and "
+                "student.aligned keeps its map; leave one of them out"
+            )
 
     def unexpanded(self, value: Any) -> Any:
         """Identity as it is saved: strings that came from ${VARIABLES} as they were written."""

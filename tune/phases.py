@@ -191,9 +191,7 @@ class _Phases:
             plan = make_plan(recipe)
             missing = [planned.node for planned in plan.nodes.values() if not planned.done]
             tests = [
-                node.name
-                for node in missing
-                if (label := node.stage.measures) and label.role == "after" and not label.ranks
+                node.name for node in missing if (label := node.stage.measures) and label.is_student
             ]
             if number == 0:
                 text = dump_recipe(recipe).encode()

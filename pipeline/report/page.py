@@ -50,7 +50,7 @@ def _colour(encoder: EncoderLabel, others: Iterator[str]) -> str:
     if encoder.role == "before":
         return "#bbbbbb"
     if encoder.role == "after":
-        return "#0b3d66" if encoder.ranks else "#1f77b4"
+        return "#1f77b4" if encoder.is_student else "#0b3d66"
     return next(others)
 
 

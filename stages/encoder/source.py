@@ -49,17 +49,24 @@ class EncoderSource(Generic[E]):
         return [(self.settings.model, self.node)] if self.training is not None else []
 
     def identity(
-        self, inputs: Mapping[str, Fingerprinted], where: str = "encoder"
+        self,
+        inputs: Mapping[str, Fingerprinted],
+        where: str = "encoder",
+        place: str = "encoder",
     ) -> dict[str, Any]:
         """The encoder's settings under `encoder.`: the same encoder is the same artifact as a
-        teacher, a student's start or in another recipe."""
+        teacher, a student's start or in another recipe.
+
+        Args:
+            where: path of the settings, for messages. place: instead of `encoder`, of a second one.
+        """
         found = self.settings.identity(where)
         found.pop("revision")  # part of the model's description where it matters
         if space_is_part_of_a_token(self.settings):
             found["template_tokens"] = TEMPLATE_TOKENS
         if self.training is not None:
             found["model"] = {"recipe": inputs[self.settings.model].fingerprint}
-        return {f"encoder.{key}": value for key, value in found.items()}
+        return {f"{place}.{key}": value for key, value in found.items()}
 
     def located(self, work: Work) -> E:
         """The settings with the student of a recipe named by its folder."""

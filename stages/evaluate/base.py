@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from stages.contract import Figure, Work
 from stages.settings import Settings
@@ -22,10 +22,13 @@ class Tested:
     """The encoder under test.
 
     encode: with rank vectors, where the node asks for them; `model` is the bare encoder.
+    encode_documents: the teacher's, where it is the one that embeds documents (or second sentences)
+        in a space that it shares with the student; None for `encode` itself.
     """
 
     encode: Encode
     model: "Encoder | PipelineEncoder"
+    encode_documents: Encode | None = None
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,12 @@ class Result:
 
 
 class Evaluation(Settings):
-    """One test; its settings are its identity, so another test makes nothing else stale."""
+    """One test; its settings are its identity, so another test makes nothing else stale.
+
+    two_sided: whether it compares texts with others, and so reads `Tested.encode_documents`.
+    """
+
+    two_sided: ClassVar[bool] = False
 
     @property
     def title(self) -> str:

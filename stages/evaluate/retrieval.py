@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from stages.contract import Figure, Work
-from stages.evaluate.base import Encode, Evaluation, Result, Tested
+from stages.evaluate.base import Evaluation, Result, Tested
 
 # Queries compared with all descriptions at once: 1,024 x N float32 scores in memory.
 QUERY_ROWS = 1024
@@ -15,6 +15,8 @@ QUERY_ROWS = 1024
 
 class RetrievalSettings(Evaluation):
     """A test without labels: find a function's description from its summary line."""
+
+    two_sided = True
 
     kind: Literal["python-docs"] = Field(
         "python-docs",
@@ -37,23 +39,20 @@ class RetrievalSettings(Evaluation):
         held_out = pq.read_table(work.input("sentences").file_path("holdout.parquet"))
         rows = held_out.slice(0, self.num_pairs).to_pydict()
         work.say(f"retrieval: {len(rows['summary']):,} pairs")
-        return score_retrieval(rows["summary"], rows["description"], tested.encode)
+        return score_retrieval(rows["summary"], rows["description"], tested)
 
 
 def score_retrieval(
     queries: Sequence[str],
     documents: Sequence[str],
-    encode: Encode,
+    tested: Tested,
 ) -> Result:
     """MRR@10, recall@1 and recall@10 (all x 100) where document i answers query i.
 
     A document that ties with the right one is ranked before it, so a constant encoder scores 0.
-
-    Args:
-        encode: texts to vectors whose dot products are the similarities.
     """
-    query_vectors = encode(queries)
-    document_vectors = encode(documents)
+    query_vectors = tested.encode(queries)
+    document_vectors = (tested.encode_documents or tested.encode)(documents)
     ranks = np.empty(len(queries), dtype=np.int64)
     for start in range(0, len(queries), QUERY_ROWS):
         scores = query_vectors[start : start + QUERY_ROWS] @ document_vectors.T

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stages.contract import (
     EncoderLabel,
@@ -21,6 +21,10 @@ from stages.planning import Graph, Inputs
 from stages.plugins import plugin_of
 from stages.teachers import encoding_teachers
 
+if TYPE_CHECKING:
+    from stages.encoder.model import Encoder
+    from stages.encoder.pipeline import PipelineEncoder
+
 
 @dataclass(frozen=True)
 class Evaluate(Stage):
@@ -29,6 +33,7 @@ class Evaluate(Stage):
     max_length: tokens of a test sentence, for every encoder alike.
     corpus: input with the encoder's rank corpus, and `rank_weight` the share of rank similarities
         (1: Eq. 2, ranks alone); "" for plain cosines.
+    documents: the encoder of the documents, where it is another one.
     """
 
     test: Evaluation
@@ -37,6 +42,7 @@ class Evaluate(Stage):
     max_length: int
     corpus: str = ""
     rank_weight: float = 0.0
+    documents: EncoderSource[Any] | None = None
 
     kind = "evaluate"
     version = 2
@@ -47,6 +53,8 @@ class Evaluate(Stage):
         found["test"] = test | {"kind": type(self.test).__name__}
         if self.corpus:
             found["ranks.inference_weight"] = self.rank_weight
+        if self.documents is not None:
+            found |= self.documents.identity(inputs, place="documents")
         return found
 
     def resources(self) -> Resources:
@@ -59,18 +67,16 @@ class Evaluate(Stage):
     @property
     def shares(self) -> str:
         # the encoder as it is loaded: batch sizes and devices included
-        whole = self.encoder.settings.model_dump(), self.max_length, self.corpus, self.rank_weight
-        return json.dumps(whole, default=str)
+        encoders = [self.encoder, *([self.documents] if self.documents else [])]
+        loaded = [one.settings.model_dump() for one in encoders]
+        return json.dumps((loaded, self.max_length, self.corpus, self.rank_weight), default=str)
 
     def check(self) -> None:
         self.encoder.check(self.max_length)
         self.test.check()
 
     def load(self, work: Work) -> Tested:
-        from stages.encoder.model import load_for_inference
-
-        settings = self.encoder.located(work)
-        model = load_for_inference(settings.model_copy(update={"max_length": self.max_length}))
+        model = self._loaded(self.encoder, work)
         encode: Encode = model.encode_unit
         if self.corpus:
             from stages.ranks.similarity import RankAwareEncoder
@@ -78,7 +84,15 @@ class Evaluate(Stage):
 
             arrays = corpus_arrays(work.input(self.corpus))
             encode = RankAwareEncoder(model, *arrays, self.rank_weight).encode
-        return Tested(encode, model)
+        if self.documents is None:
+            return Tested(encode, model)
+        return Tested(encode, model, self._loaded(self.documents, work).encode_unit)
+
+    def _loaded(self, encoder: EncoderSource[Any], work: Work) -> "Encoder | PipelineEncoder":
+        from stages.encoder.model import load_for_inference
+
+        settings = encoder.located(work).model_copy(update={"max_length": self.max_length})
+        return load_for_inference(settings)
 
     def make(self, work: Work, loaded: Tested) -> None:
         result = self.test.score(loaded, work)
@@ -88,7 +102,7 @@ class Evaluate(Stage):
 
 def plan(graph: Graph) -> None:
     """Student before, every teacher, student after; with what ranks add to rank teachers and to
-    the student below each."""
+    the student below each, and an aligned student with its teacher's documents."""
     recipe = graph.recipe
     encoders = [
         (EncoderLabel("before", "before"), graph.encoder(recipe.student.encoder()), "student")
@@ -100,6 +114,10 @@ def plan(graph: Graph) -> None:
     encoders.append((EncoderLabel("after", "after"), graph.trained_student(), ""))
     for label, encoder, where in encoders:
         _plan_encoder(graph, label, encoder, where)
+    if recipe.student.aligned:
+        for _, teacher in encoding_teachers(graph):
+            label = EncoderLabel("after", "after", documents=teacher.name)
+            _plan_aligned(graph, label, graph.encoder(teacher.encoder()))
 
 
 def _plan_encoder(
@@ -119,8 +137,23 @@ def _plan_encoder(
                 corpus if ranks else "", weight if ranks else 0.0,
             )  # fmt: skip
             inputs: Inputs = [*([corpus] if ranks else []), *encoder.inputs, *test.reads]
-            named_test = recipe.unexpanded(test.title)
-            slug = re.sub(r"[^a-z0-9]+", "-", named_test.lower()).strip("-") or "test"
-            suffix = "+ranks" if ranks else ""
-            name = f"evaluate:{label.name}{suffix}:{named_test}"
-            graph.add(name, stage, inputs, f"{title}{suffix.replace('+', '-')}-{slug}", where)
+            _add(graph, stage, inputs, title, "+ranks" if ranks else "", where)
+
+
+def _plan_aligned(graph: Graph, label: EncoderLabel, teacher: EncoderSource[Any]) -> None:
+    """The trained student's queries against its teacher's documents."""
+    recipe, student = graph.recipe, graph.trained_student()
+    for test in recipe.evaluate.tests:
+        if test.two_sided:
+            stage = Evaluate(test, student, label, recipe.evaluate.max_length, documents=teacher)
+            inputs: Inputs = [*student.inputs, *teacher.inputs, *test.reads]
+            _add(graph, stage, inputs, recipe.name, f"+{label.documents}", "")
+
+
+def _add(
+    graph: Graph, stage: Evaluate, inputs: Inputs, title: str, suffix: str, where: str
+) -> None:
+    named_test = graph.recipe.unexpanded(stage.test.title)
+    slug = re.sub(r"[^a-z0-9]+", "-", named_test.lower()).strip("-") or "test"
+    name = f"evaluate:{stage.label.name}{suffix}:{named_test}"
+    graph.add(name, stage, inputs, f"{title}{suffix.replace('+', '-')}-{slug}", where)

@@ -14,6 +14,8 @@ from stages.evaluate.sets import StsSet, StsSettings, load_sts
 class StsTest(Evaluation):
     """Spearman of similarity and gold score on one set."""
 
+    two_sided = True
+
     sts: StsSettings
     num_bootstrap: int
 
@@ -27,21 +29,24 @@ class StsTest(Evaluation):
     def score(self, tested: Tested, work: Work) -> Result:
         pairs = load_sts(self.sts)
         work.say(f"{pairs.name}: {len(pairs.gold):,} pairs")
-        return score_sts(pairs, tested.encode, self.num_bootstrap)
+        return score_sts(pairs, tested, self.num_bootstrap)
 
 
-def pair_similarities(pairs: StsSet, encode: Encode) -> np.ndarray:
-    """Similarity of every pair, float32; each distinct sentence is encoded once.
-
-    Args:
-        encode: texts to vectors (N, D) whose dot products are the similarities.
-    """
-    texts = list(dict.fromkeys(pairs.sentence1 + pairs.sentence2))
-    row_of = {text: row for row, text in enumerate(texts)}
-    vectors = encode(texts)
-    left = vectors[[row_of[text] for text in pairs.sentence1]]
-    right = vectors[[row_of[text] for text in pairs.sentence2]]
+def pair_similarities(pairs: StsSet, tested: Tested) -> np.ndarray:
+    """Similarity of every pair, float32; each distinct sentence is encoded once."""
+    if tested.encode_documents is None:
+        both = _vectors(pairs.sentence1 + pairs.sentence2, tested.encode)
+        left, right = both[: len(pairs.sentence1)], both[len(pairs.sentence1) :]
+    else:
+        left = _vectors(pairs.sentence1, tested.encode)
+        right = _vectors(pairs.sentence2, tested.encode_documents)
     return np.einsum("ij,ij->i", left, right)
+
+
+def _vectors(sentences: list[str], encode: Encode) -> np.ndarray:
+    texts = list(dict.fromkeys(sentences))
+    row_of = {text: row for row, text in enumerate(texts)}
+    return encode(texts)[[row_of[text] for text in sentences]]
 
 
 def spearman(a: np.ndarray, b: np.ndarray) -> float:
@@ -68,13 +73,9 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
-def score_sts(pairs: StsSet, encode: Encode, num_bootstrap: int) -> Result:
-    """Spearman x 100 over all pairs and per subset, and its 95% bootstrap interval.
-
-    Args:
-        encode: as for `pair_similarities`.
-    """
-    similarities = pair_similarities(pairs, encode)
+def score_sts(pairs: StsSet, tested: Tested, num_bootstrap: int) -> Result:
+    """Spearman x 100 over all pairs and per subset, and its 95% bootstrap interval."""
+    similarities = pair_similarities(pairs, tested)
     subsets = np.asarray(pairs.subset)
     interval = None
     if num_bootstrap:

@@ -59,6 +59,13 @@ class StudentSettings(EncoderSettings):
         "teacher's own.",
     )
 
+    aligned: bool = added(
+        False,
+        description="Keep the linear map to the teacher's width: the student's vectors are then in "
+        "the teacher's space, so that what the teacher has embedded is searched with the student "
+        "(LEAF). For one teacher and the objective vector_regression.",
+    )
+
     @model_validator(mode="after")
     def _templates_go_together(self) -> "StudentSettings":
         if self.template is None and (self.second_template or self.template_denoising):

@@ -21,6 +21,7 @@ from stages.errors import UserError
 from stages.rows import FactorRows
 from stages.train.auxiliary import AuxiliaryInput, GlobalBatchNorm, build_auxiliary
 from stages.train.settings import Objectives, StudentSettings
+from stages.train.vectors import align
 from stages.train.views import view_names
 
 # Parts of like length that a batch is computed in on a CPU, where padding costs what tokens cost:
@@ -216,6 +217,9 @@ def build_student(
         rewritten: whether one of two views is a rewrite.
     """
     encoder = load_encoder(settings)
+    if settings.aligned:
+        ((factors, _),) = teachers
+        align(encoder, factors)
     tokenizers = load_view_tokenizers(settings.view_settings())
     torch.manual_seed(seed)
     head = build_head(settings.head, encoder.dimension)

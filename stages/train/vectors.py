@@ -1,4 +1,4 @@
-"""The module behind regression on teachers' vectors: their projections, dropped afterwards."""
+"""Linear maps to teachers' vectors: dropped after the regression on them, or kept (`aligned`)."""
 
 import math
 from collections.abc import Sequence
@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stages.encoder.dense import Dense
 from stages.encoder.model import Encoder
 from stages.errors import UserError
 from stages.rows import FactorRows
@@ -62,6 +63,17 @@ class VectorRegressor(nn.Module):
                 )
             ]
         return torch.stack(parts).sum(), torch.tensor(len(u_bD), device=u_bD.device)
+
+
+def align(encoder: Encoder, factors: FactorRows) -> None:
+    """Gives the encoder a linear map to a teacher's width, to be kept (LEAF, arXiv 2509.12539).
+
+    It starts at the leading principal directions of the factors; where widths are equal there is
+    none.
+    """
+    vectors = factors.take(_spread(factors.num_rows))
+    if vectors.shape[1] != encoder.dimension:
+        encoder.dense.append(Dense(principal_projection(vectors, encoder.dimension)))
 
 
 def principal_projection(vectors: np.ndarray, dimension: int) -> nn.Linear:

@@ -6,7 +6,6 @@ from io import BytesIO
 
 import numpy as np
 import pytest
-import torch
 from torch import nn
 
 from stages.embed.embedder import Embedder
@@ -24,54 +23,11 @@ from stages.train.engine import cpu_copy
 from stages.train.settings import StudentSettings
 from stages.train.student import save_encoder
 from tests.support.models import make_model, make_sentences
+from tests.support.pipelines import dense, make_decoder, make_pipeline, normalize, pooling
 
 MAX_LENGTH = 10
 TEXTS = make_sentences(30)
 PROMPTS = {"query": "the old man sees ", "document": ""}
-
-
-def make_decoder(folder):
-    """A Qwen3 of a few thousand parameters: causal, padded on the left, </s> behind a sentence."""
-    from tokenizers import processors
-    from transformers import AutoTokenizer
-
-    make_model(folder, kind="Qwen3", num_key_value_heads=1, head_dim=16, pad_token_id=0)
-    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single="$A [SEP]", special_tokens=[("[SEP]", 3)]
-    )
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-def make_pipeline(folder, *behind, model=make_model, **options):
-    """A sentence-transformers folder with these modules behind a transformer of width 32."""
-    from sentence_transformers import SentenceTransformer, models
-
-    torch.manual_seed(0)
-    first = models.Transformer(str(model(folder / "bare")))
-    SentenceTransformer(modules=[first, *(one() for one in behind)], device="cpu", **options).save(
-        str(folder / "whole")
-    )
-    return folder / "whole"
-
-
-def pooling(mode, **options):
-    from sentence_transformers import models
-
-    return lambda: models.Pooling(32, pooling_mode=mode, **options)
-
-
-def dense(out, width=32, **options):
-    from sentence_transformers import models
-
-    return lambda: models.Dense(width, out, **options)
-
-
-def normalize():
-    from sentence_transformers import models
-
-    return models.Normalize()
 
 
 def expected(folder, **options):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from stages.embed.embedder import Embedder
 from stages.encoder.model import load_for_inference
 from stages.encoder.settings import EncoderSettings
+from stages.evaluate import base
 from stages.evaluate.geometry import GeometrySettings, alignment, score_geometry, uniformity
 from stages.evaluate.retrieval import score_retrieval
 from stages.evaluate.sets import StsSettings, load_sts
@@ -52,7 +53,7 @@ def test_all_pairs_are_correlated_once_and_subsets_beside_it(tmp_path):
         vectors.update({t: random.standard_normal(8) for t in texts})
         return unit_rows(np.array([vectors[t] for t in texts]))
 
-    (result,) = score_sts(pairs, encode, num_bootstrap=10).figures
+    (result,) = score_sts(pairs, base.Tested(encode, None), num_bootstrap=10).figures
     cosines = []
     for left, right in zip(pairs.sentence1, pairs.sentence2, strict=True):
         a, b = vectors[left], vectors[right]
@@ -122,19 +123,20 @@ def test_geometry_takes_only_pairs_that_mean_the_same(tmp_path):
 
 def test_retrieval_equals_its_slow_twin():
     random = np.random.default_rng(0)
-    base = random.standard_normal((50, 6))
-    vectors = {f"q{i}": base[i] + random.standard_normal(6) for i in range(50)}
-    vectors |= {f"d{i}": base[i] for i in range(50)}
+    centre = random.standard_normal((50, 6))
+    vectors = {f"q{i}": centre[i] + random.standard_normal(6) for i in range(50)}
+    vectors |= {f"d{i}": centre[i] for i in range(50)}
 
     def encode(texts):
         return unit_rows(np.array([vectors[text] for text in texts]))
 
+    tested = base.Tested(encode, None)
     found = values_of(
-        score_retrieval([f"q{i}" for i in range(50)], [f"d{i}" for i in range(50)], encode)
+        score_retrieval([f"q{i}" for i in range(50)], [f"d{i}" for i in range(50)], tested)
     )
     ranks = []
     for i in range(50):
-        unit = base / np.linalg.norm(base, axis=1, keepdims=True)
+        unit = centre / np.linalg.norm(centre, axis=1, keepdims=True)
         order = np.argsort(-(unit @ vectors[f"q{i}"]))
         ranks.append(1 + order.tolist().index(i))
     assert found["MRR@10"] == pytest.approx(100 * np.mean([(r <= 10) / r for r in ranks]))
@@ -144,8 +146,35 @@ def test_retrieval_equals_its_slow_twin():
 
 def test_a_constant_encoder_retrieves_nothing():
     texts = [str(i) for i in range(40)]
-    found = score_retrieval(texts, texts, lambda t: np.ones((len(t), 3)))
+    found = score_retrieval(texts, texts, base.Tested(lambda t: np.ones((len(t), 3)), None))
     assert values_of(found)["MRR@10"] == 0
+
+
+def test_documents_may_have_an_encoder_of_their_own(tmp_path):
+    """Queries and first sentences by one encoder, documents and second sentences by the other."""
+    random = np.random.default_rng(0)
+    left, right = random.standard_normal((2, 400, 6))
+    place = {}
+
+    def row_of(text):
+        return place.setdefault(text, len(place))
+
+    tested = base.Tested(
+        lambda texts: left[[row_of(text) for text in texts]], None,
+        lambda texts: right[[row_of(text) for text in texts]],
+    )  # fmt: skip
+    write_sts(tmp_path / "sts.tsv")
+    pairs = load_sts(StsSettings(name="x", path=str(tmp_path / "sts.tsv")))
+    found = score_sts(pairs, tested, 0).figures[0].value
+    pairs_of = zip(pairs.sentence1, pairs.sentence2, strict=True)
+    dots = [left[row_of(a)] @ right[row_of(b)] for a, b in pairs_of]
+    assert found == pytest.approx(100 * scipy.stats.spearmanr(dots, pairs.gold)[0])
+    texts = [f"t{i}" for i in range(30)]
+    found = values_of(score_retrieval(texts, texts, tested))
+    rows = [row_of(text) for text in texts]
+    scores = left[rows] @ right[rows].T
+    ranks = (scores >= np.diag(scores)[:, None]).sum(1)
+    assert found["R@1"] == pytest.approx(100 * np.mean(ranks == 1))
 
 
 @pytest.mark.parametrize(
@@ -166,7 +195,8 @@ def test_minilm_scores_what_it_is_known_to_score(data_folder, layers, expected):
     for name, split in expected:
         path = str(data_folder / "sts" / f"{name}.tsv")
         pairs = load_sts(StsSettings(name=name, path=path, split=split))
-        found[name, split] = score_sts(pairs, encoder.encode_unit, 0).figures[0].value
+        result = score_sts(pairs, base.Tested(encoder.encode_unit, encoder), 0)
+        found[name, split] = result.figures[0].value
     assert found == pytest.approx(expected, abs=0.01)
 
 

@@ -4,13 +4,15 @@ import numpy as np
 import pytest
 import torch
 
+from stages.encoder.model import load_encoder
+from stages.encoder.settings import EncoderSettings
 from stages.errors import UserError
 from stages.rows import FactorRows
 from stages.train.auxiliary import AuxiliaryInput
 from stages.train.engine import PlainEngine
 from stages.train.objectives.vector_regression import VectorRegression, vector_regression
 from stages.train.settings import Objectives, StudentSettings, TrainSettings
-from stages.train.student import build_student
+from stages.train.student import build_student, save_encoder
 from stages.train.vectors import VectorRegressor, principal_projection
 from stages.train.views import TrainingData, view_names
 from tests.support.data import token_rows
@@ -101,6 +103,45 @@ def test_widths_that_differ_need_a_projection(teacher):
     learned = VectorRegression(projection="learned")
     (projection,) = VectorRegressor(Encoder(), [(teacher(WIDTH), 1.0)], learned).projections
     assert projection.weight.requires_grad
+
+
+def aligned_student(student_folder, teacher, width):
+    settings = StudentSettings(
+        model=str(student_folder), pooling="mean", max_length=16, head="none", device="cpu",
+        aligned=True,
+    )  # fmt: skip
+    objectives = Objectives.model_validate({"vector_regression": {}})
+    return build_student(settings, objectives, 0, False, teachers=[(teacher(width), 1.0)])
+
+
+@pytest.mark.parametrize("width", [48, 20])
+def test_an_aligned_student_keeps_its_map_to_the_teacher(student_folder, tmp_path, teacher, width):
+    """It starts where a projection does, is trained, and belongs to the saved encoder."""
+    student = aligned_student(student_folder, teacher, width)
+    (dense,) = student.encoder.dense
+    start = dense.linear.weight.detach().clone()
+    vectors = teacher(width).take(np.arange(150))
+    torch.testing.assert_close(start, principal_projection(vectors, WIDTH).weight.detach())
+    assert not list(student.auxiliary.parameters())
+    assert student.encoder.dimension == width
+    shards = [make_sentences(150)[i : i + 50] for i in range(0, 150, 50)]
+    plain = StudentSettings(model=str(student_folder), pooling="mean", max_length=16)
+    data = TrainingData(token_rows(tmp_path, "tokens", shards, plain), [teacher(width)], [1.0], [])
+    settings = TrainSettings.model_validate(
+        {"objectives": {"vector_regression": {}}, "batch_size": 16, "max_steps": 3}
+    )
+    result = train(PlainEngine(student, settings), settings, data)
+    assert not torch.equal(result.weights["dense.0.linear.weight"], start)
+    save_encoder(student.encoder, result.weights, tmp_path / "saved")
+    saved = EncoderSettings(model=str(tmp_path / "saved"), max_length=16, device="cpu")
+    again = load_encoder(saved)
+    texts = make_sentences(5)
+    student.eval()
+    np.testing.assert_allclose(again.encode(texts), student.encoder.encode(texts), atol=1e-6)
+
+
+def test_an_aligned_student_of_the_teachers_width_needs_no_map(student_folder, teacher):
+    assert not len(aligned_student(student_folder, teacher, WIDTH).encoder.dense)
 
 
 def test_there_is_one_view_where_nobody_reads_another_or_it_would_be_the_same():

@@ -1,0 +1,58 @@
+"""A decoder with a prompt and a Dense module teaches a student that stays in its space."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.models import make_sentences
+from tests.support.pipelines import dense, make_decoder, make_pipeline, normalize, pooling
+from tests.support.recipes import setting
+
+
+def test_an_aligned_student_is_compared_with_its_teachers_documents(sentray, tiny_recipe, tmp_path):
+    """From a pipeline as teacher to the exported student, both ways in the table."""
+    from sentence_transformers import SentenceTransformer
+
+    teacher = make_pipeline(
+        tmp_path / "qwen", pooling("lasttoken"), dense(40), normalize, model=make_decoder,
+        prompts={"topic": "the city: "},
+    )  # fmt: skip
+    teachers = [{"name": "t", "model": str(teacher), "prompt_name": "topic", "max_length": 32}]
+    recipe = tiny_recipe(
+        setting("teachers", teachers), "student.aligned=true", "student.head=none",
+        "train.objectives={vector_regression: {}}", "train.max_steps=40",
+        "train.learning_rate=5e-3", "evaluate.speed=false",
+    )  # fmt: skip
+    out = sentray("run", sentray.recipe_file(recipe))
+    rows = [line.split("  ")[0] for line in out.splitlines()]
+    assert rows.index("student after to t") == rows.index("student after") + 1
+    model = Path(recipe["storage"]) / "students" / "tiny"
+    kinds = [
+        one["type"].rpartition(".")[2] for one in json.loads((model / "modules.json").read_text())
+    ]
+    assert kinds == ["Transformer", "Pooling", "Dense", "Normalize"]
+    texts = make_sentences(60)
+    student = SentenceTransformer(str(model), device="cpu").encode(texts)
+    theirs = SentenceTransformer(str(teacher), device="cpu").encode(texts, prompt_name="topic")
+    assert student.shape == theirs.shape == (60, 40)
+    assert (student * theirs).sum(1).mean() > 0.6  # 0 where the map was lost
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["train.objectives={listnet: {}}"], "student.aligned needs train.objectives.vector_regr"),
+        (["train.objectives.vector_regression.projection=learned"], "leave one of them out"),
+        (["teachers=two"], "in one teacher's space, and there are 2 teachers"),
+    ],
+)
+def test_what_an_aligned_student_cannot_be(sentray, tiny_recipe, changes, message):
+    recipe = tiny_recipe()
+    teacher = recipe["teachers"][0]
+    changes = [setting("teachers", [teacher, teacher | {"name": "u"}])
+               if change == "teachers=two" else change for change in changes]  # fmt: skip
+    recipe = tiny_recipe(
+        "student.aligned=true", "train.objectives={vector_regression: {}}", *changes
+    )
+    assert message in sentray("plan", sentray.recipe_file(recipe), code=2)
