@@ -75,12 +75,11 @@ class TeacherSettings(EncoderSettings):
                     f"teacher '{self.name}': its vectors are given, so leave out `model` and "
                     "`similarity`"
                 )
-            for key, field in EncoderSettings.model_fields.items():
-                if key != "model" and getattr(self, key) != field.default:
-                    raise ValueError(
-                        f"teacher '{self.name}': its vectors are given, so `{key}` has no effect; "
-                        "leave it out"
-                    )
+            for key in self.given(*EncoderSettings.model_fields.keys() - {"model"}):
+                raise ValueError(
+                    f"teacher '{self.name}': its vectors are given, so `{key}` has no effect; "
+                    "leave it out"
+                )
             return self
         extensions = (info.context or {}).get("extensions")
         source = extensions.similarities.get(self.similarity) if extensions else None
@@ -139,6 +138,11 @@ class Recipe(Extensible):
             raise ValueError(
                 f"vector_regression needs its teachers' vectors, and '{ranked[0]}' teaches ranks: "
                 "use similarity_regression"
+            )
+        deep = [name for name, one in objectives.chosen.items() if one.needs_layers]
+        if self.student.is_static and deep:
+            raise ValueError(
+                f"{deep[0]} reads states of the student's layers, and student.layers: 0 has none"
             )
         if self.student.aligned:
             self._check_aligned()

@@ -1,4 +1,4 @@
-"""A decoder with a prompt and a Dense module teaches a student that stays in its space."""
+"""Students that stay in their teacher's space, with layers and without."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.support.recipes import setting
 
 
 def test_an_aligned_student_is_compared_with_its_teachers_documents(sentray, tiny_recipe, tmp_path):
-    """From a pipeline as teacher to the exported student, both ways in the table."""
+    """A decoder with a prompt and a Dense module teaches; both ways are in the table."""
     from sentence_transformers import SentenceTransformer
 
     teacher = make_pipeline(
@@ -39,11 +39,38 @@ def test_an_aligned_student_is_compared_with_its_teachers_documents(sentray, tin
     assert (student * theirs).sum(1).mean() > 0.6  # 0 where the map was lost
 
 
+def test_a_static_student_is_trained_exported_and_compared(sentray, tiny_recipe, inputs_made):
+    """No layers; the teacher's space, through a map that is part of the exported table."""
+    from sentence_transformers import SentenceTransformer
+
+    recipe = tiny_recipe(
+        "student.layers=0", "student.aligned=true", "student.head=none",
+        "train.objectives={vector_regression: {}}", "train.learning_rate=0.01",
+        "train.max_steps=60", "evaluate.speed=false",
+    )  # fmt: skip
+    out = sentray("run", sentray.recipe_file(recipe))
+    (row,) = [line.split() for line in out.splitlines() if line.startswith("student after  ")]
+    assert "0" in row  # layers
+    storage = Path(recipe["storage"])
+    model = SentenceTransformer(str(storage / "students" / "tiny"), device="cpu")
+    assert [type(one).__name__ for one in model] == ["StaticEmbedding", "Normalize"]
+    texts = (sentray.folder / "sentences.txt").read_text().splitlines()[:60]
+    teacher = SentenceTransformer(recipe["teachers"][0]["model"], device="cpu")
+    theirs = teacher.encode(texts, normalize_embeddings=True)
+    found = model.encode(texts)
+    assert found.shape == theirs.shape == (60, 48)
+    assert (found * theirs).sum(1).mean() > 0.8
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         (["train.objectives={listnet: {}}"], "student.aligned needs train.objectives.vector_regr"),
         (["train.objectives.vector_regression.projection=learned"], "leave one of them out"),
+        (
+            ["student.layers=0", "train.objectives.masked_language={}"],
+            "masked_language reads states of the student's layers",
+        ),
         (["teachers=two"], "in one teacher's space, and there are 2 teachers"),
     ],
 )

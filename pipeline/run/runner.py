@@ -205,9 +205,9 @@ def present_student(plan: Plan, student: tuple[Artifact, str] | None) -> None:
 
 
 def _lay_out(link: Path, artifact: Artifact, card: str) -> None:
-    config = artifact.local_path("model/config.json")
+    modules = artifact.local_path("model/modules.json")
     readme = link / "README.md"
-    is_here = readme.is_file() and (link / "config.json").resolve() == config
+    is_here = readme.is_file() and (link / "modules.json").resolve() == modules
     if is_here and readme.read_text(encoding="utf-8") == card:
         return
     source = artifact.folder_path("model")

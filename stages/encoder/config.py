@@ -27,7 +27,7 @@ def space_is_part_of_a_token(settings: EncoderSettings) -> bool:
     template = settings.template
     folder = model_folder(settings.model) if settings.recipe_file is None else None
     if folder and template is None:
-        template = _read(folder / "sentray.json").get("template")
+        template = read_json(folder / "sentray.json").get("template")
     before = (template or "").partition("{sentence}")[0]
     if before == before.rstrip():
         return False
@@ -36,7 +36,7 @@ def space_is_part_of_a_token(settings: EncoderSettings) -> bool:
     file = folder / "tokenizer.json"
     if not file.is_file():
         return not (folder / "vocab.txt").is_file()
-    splitter = _read(file).get("pre_tokenizer") or {}
+    splitter = read_json(file).get("pre_tokenizer") or {}
     kinds = {one.get("type") for one in [splitter, *splitter.get("pretokenizers", [])]}
     return not kinds & DROPS_SPACES
 
@@ -53,7 +53,7 @@ def kept_layers(settings: EncoderSettings, total: int) -> list[int] | None:
     if chosen > total:
         raise UserError(f"layers={chosen}: model '{settings.model}' has only {total}")
     last = total - 1
-    return [last] if chosen == 1 else [last * i // (chosen - 1) for i in range(chosen)]
+    return [last] * chosen if chosen < 2 else [last * i // (chosen - 1) for i in range(chosen)]
 
 
 def check_config(settings: EncoderSettings, config: dict[str, Any]) -> None:
@@ -64,7 +64,7 @@ def check_config(settings: EncoderSettings, config: dict[str, Any]) -> None:
     """
     total = config.get("num_hidden_layers") or config.get("n_layers") or 0
     layers = kept_layers(settings, total) if total else None
-    if layers is not None and (min(layers) < 0 or max(layers) >= total):
+    if layers and (min(layers) < 0 or max(layers) >= total):
         raise UserError(f"layers={layers}: model '{settings.model}' has layers 0 to {total - 1}")
     kinds = set(config.get("layer_types") or ())
     if layers is not None and len(kinds) > 1 and layers != [*range(len(layers))]:
@@ -117,7 +117,7 @@ ACTIVATIONS = ("torch.nn.modules.linear.Identity", "torch.nn.modules.activation.
 
 def read_pipeline(folder: Path) -> Pipeline:
     """The pipeline in a model's folder; `sentray.json` is of students that were trained here."""
-    own, modules = _read(folder / "sentray.json"), _read(folder / "modules.json")
+    own, modules = read_json(folder / "sentray.json"), read_json(folder / "modules.json")
     dense = tuple(one["path"] for one in modules if one["type"].endswith(".Dense"))
     if own:  # an export has our mask pooling as word weights
         return Pipeline(own["pooling"], dense or tuple(own.get("dense", ())))
@@ -133,7 +133,7 @@ def read_pipeline(folder: Path) -> Pipeline:
 
 
 def _pooled(folder: Path, dense: tuple[str, ...]) -> Pipeline:
-    config = _read(folder / "config.json")
+    config = read_json(folder / "config.json")
     given = config.get("pooling_mode") or [
         key.removeprefix("pooling_mode_")
         for key, chosen in config.items()
@@ -148,20 +148,20 @@ def _pooled(folder: Path, dense: tuple[str, ...]) -> Pipeline:
 
 
 def _unknown_input(folder: Path) -> str:
-    config = _read(folder / "sentence_bert_config.json")
+    config = read_json(folder / "sentence_bert_config.json")
     text = (config.get("modality_config") or {}).get("text", {})
     states = text.get("method", "forward"), text.get("method_output_name", "last_hidden_state")
     if config.get("do_lower_case"):
         return "do_lower_case"
     if states != ("forward", "last_hidden_state"):
         return f"token states from {'.'.join(states)}"
-    if _read(folder / "config.json").get("is_encoder_decoder"):
+    if read_json(folder / "config.json").get("is_encoder_decoder"):
         return "the encoder of an encoder-decoder"
     return ""
 
 
 def _unknown_dense(folder: Path) -> str:
-    config = _read(folder / "config.json")
+    config = read_json(folder / "config.json")
     plain = config.get("module_input_name", "sentence_embedding") == "sentence_embedding"
     if not plain or config.get("use_residual"):
         return "a Dense module with a residual, or of other features"
@@ -203,7 +203,7 @@ def model_config(settings: ModelSettings) -> dict[str, Any]:
     Raises:
         UserError: the model is not to be had.
     """
-    return _read(described_in(settings) / "config.json")
+    return read_json(described_in(settings) / "config.json")
 
 
 def resolved(settings: S) -> S:
@@ -223,7 +223,7 @@ def resolved(settings: S) -> S:
         _check_whole(settings, "pooling: pipeline was asked for")
     if settings.pooling != "auto":
         return settings.model_copy(update=found)
-    pipeline, own = read_pipeline(folder), _read(folder / "sentray.json")
+    pipeline, own = read_pipeline(folder), read_json(folder / "sentray.json")
     if own:
         if settings.template is not None or settings.final_period != "keep":
             raise UserError(
@@ -251,12 +251,9 @@ def resolved(settings: S) -> S:
 
 def _check_whole(settings: EncoderSettings, why: str) -> None:
     """Refuses what sentence-transformers' own pipeline has no place for."""
-    for name in ("layers", "template", "final_period"):
-        if getattr(settings, name) != EncoderSettings.model_fields[name].default:
-            raise UserError(
-                f"model '{settings.model}': {why}, so `{name}` has no effect; leave it out"
-            )
-    for one in _read(described_in(settings) / "modules.json") or []:
+    for name in settings.given("layers", "template", "final_period"):
+        raise UserError(f"model '{settings.model}': {why}, so `{name}` has no effect; leave it out")
+    for one in read_json(described_in(settings) / "modules.json") or []:
         if not (one["type"].startswith("sentence_transformers.") or settings.trust_remote_code):
             raise UserError(
                 f"model '{settings.model}': its module {one['type']} is Python code that comes "
@@ -265,13 +262,13 @@ def _check_whole(settings: EncoderSettings, why: str) -> None:
 
 
 def _prompt(settings: EncoderSettings, folder: Path) -> str | None:
-    config = _read(folder / "config_sentence_transformers.json")
+    config = read_json(folder / "config_sentence_transformers.json")
     prompts = config.get("prompts") or {}
     name = settings.prompt_name
     if name is None:
         if settings.prompt is not None or settings.template is not None:
             return settings.prompt
-        own = _read(folder / "sentray.json").get("prompt")
+        own = read_json(folder / "sentray.json").get("prompt")
         return own or prompts.get(config.get("default_prompt_name"))
     if name not in prompts:
         known = ", ".join(prompts) or "none"
@@ -282,6 +279,6 @@ def _prompt(settings: EncoderSettings, folder: Path) -> str | None:
     return str(prompts[name])
 
 
-def _read(file: Path) -> Any:
+def read_json(file: Path) -> Any:
     """A JSON file's content, {} where there is none."""
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}

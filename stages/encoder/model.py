@@ -24,6 +24,7 @@ from stages.encoder.cpu import pack_linears
 from stages.encoder.dense import Dense, load_dense
 from stages.encoder.pipeline import PipelineEncoder
 from stages.encoder.settings import EncoderSettings, ModelSettings, model_folder
+from stages.encoder.static import StaticTable, token_table
 from stages.encoder.tokenizer import (
     SentenceTokenizer,
     load_tokenizer,
@@ -111,7 +112,7 @@ class Encoder(nn.Module):
             return states_BLD[:, 0]
         if self.settings.pooling == "mean":
             weights_BL1 = mask_BL.unsqueeze(-1).to(states_BLD.dtype)
-            return (states_BLD * weights_BL1).sum(1) / weights_BL1.sum(1)
+            return (states_BLD * weights_BL1).sum(1) / weights_BL1.sum(1).clamp(min=1)
         rows_B = torch.arange(len(ids_BL), device=ids_BL.device)
         if self.settings.pooling == "last":  # padding is on the right
             return states_BLD[rows_B, mask_BL.sum(1) - 1]
@@ -170,7 +171,7 @@ class Encoder(nn.Module):
 
 
 def load_encoder(settings: EncoderSettings) -> Encoder:
-    """Loads backbone and tokenizer, keeps `settings.layers`, moves it to the device.
+    """Loads backbone and tokenizer, keeps `settings.layers` or their table, moves it to the device.
 
     Weights are read from safetensors only. The model is in evaluation mode.
 
@@ -178,12 +179,16 @@ def load_encoder(settings: EncoderSettings) -> Encoder:
         UserError: no such model, no safetensors, no pooling known, or see
             `check_config`.
     """
-    places = read_pipeline(described_in(settings)).dense if settings.pooling == "auto" else ()
-    settings = resolved(settings)
+    original, settings = settings, resolved(settings)
+    places = read_pipeline(described_in(settings)).dense if original.pooling == "auto" else ()
     tokenizer = load_tokenizer(settings)
-    backbone, unused = load_backbone(settings)
-    dense = load_dense(settings, places)
-    encoder = Encoder(backbone, tokenizer, settings, unused, dense)
+    if settings.is_static:
+        table = token_table(load_encoder(original.model_copy(update={"layers": None})))
+        settings = settings.model_copy(update={"pooling": "mean"})
+        encoder = Encoder(StaticTable(table), tokenizer, settings, {}, nn.Sequential())
+    else:
+        backbone, unused = load_backbone(settings)
+        encoder = Encoder(backbone, tokenizer, settings, unused, load_dense(settings, places))
     return encoder.to(pick_device(settings.device)).eval()
 
 

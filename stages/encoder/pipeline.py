@@ -47,8 +47,8 @@ class PipelineEncoder:
         self.num_layers = int(getattr(config, "num_hidden_layers", None) or 0)
         self.dimension = int(self._model.get_embedding_dimension() or 0)
         unknown = read_pipeline(described_in(settings)).unknown
-        self.arithmetic = "computed by sentence-transformers, as pooling: pipeline asks"
-        if unknown:
+        self.arithmetic = "computed by sentence-transformers"
+        if unknown and self.num_layers:  # a table has nothing that we could make faster
             self.arithmetic = (
                 "WARNING: computed by sentence-transformers, not by our own faster encoder, as it "
                 f"has {unknown}"

@@ -85,10 +85,11 @@ class EncoderSettings(ModelSettings):
     precision: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="Arithmetic of the forward pass. Pooling always runs in float32."
     )
-    layers: Annotated[int, Field(ge=1)] | Annotated[list[int], Field(min_length=1)] | None = Field(
+    layers: Annotated[int, Field(ge=0)] | Annotated[list[int], Field(min_length=1)] | None = Field(
         None,
         description="Keep only these transformer layers, in this order. A number: so many, spread "
-        "evenly, the last one among them (3 of 6: 0, 2, 5).",
+        "evenly, the last one among them (3 of 6: 0, 2, 5). 0: a static table of token vectors, "
+        "averaged, which begins with every token alone through the whole model.",
     )
     final_period: Literal["keep", "promptbert", "sncse"] = Field(
         "keep",
@@ -104,11 +105,7 @@ class EncoderSettings(ModelSettings):
 
     @model_validator(mode="after")
     def _recipe_says_the_rest(self) -> "EncoderSettings":
-        chosen = [
-            name
-            for name in ("pooling", "prompt", "prompt_name", "template", "final_period")
-            if getattr(self, name) != EncoderSettings.model_fields[name].default
-        ]
+        chosen = self.given("pooling", "prompt", "prompt_name", "template", "final_period")
         if self.recipe_file is not None and chosen:
             raise ValueError(f"{chosen[0]} of a recipe:... is that recipe's; leave it out here")
         return self
@@ -130,12 +127,29 @@ class EncoderSettings(ModelSettings):
         return self
 
     @model_validator(mode="after")
+    def _tables_have_no_context(self) -> "EncoderSettings":
+        around = self.given("template", "prompt", "prompt_name", "final_period")
+        if self.is_static and around:
+            raise ValueError(f"layers: 0 averages a sentence's own tokens; leave {around[0]} out")
+        return self
+
+    @property
+    def is_static(self) -> bool:
+        """Whether it is a table of token vectors, without any layer."""
+        return self.layers == 0
+
+    @model_validator(mode="after")
     def _pipelines_are_whole(self) -> "EncoderSettings":
         if self.encode_arguments and self.pooling not in ("auto", "pipeline"):
             raise ValueError("encode_arguments are for pooling: pipeline")
         if self.pooling == "pipeline" and self.trained:
             raise ValueError("pooling 'pipeline' cannot be trained; choose cls, mean, last or mask")
         return self
+
+    def given(self, *names: str) -> list[str]:
+        """Those of these settings that are not at their defaults."""
+        fields = EncoderSettings.model_fields
+        return [name for name in names if getattr(self, name) != fields[name].default]
 
     def encoder(self) -> "EncoderSettings":
         """Only the encoder's settings, without what a student or teacher adds to them."""

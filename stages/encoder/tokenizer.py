@@ -61,6 +61,8 @@ class SentenceTokenizer:
                 f"template {settings.template!r} takes {len(self.prefix) + len(self.suffix)} "
                 f"tokens, which leaves none of max_length={settings.max_length} for the sentence"
             )
+        if settings.is_static:
+            self.prefix, self.suffix = [], []
 
     def _set_template(self, settings: EncoderSettings) -> None:
         template = settings.template or ""

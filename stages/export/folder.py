@@ -58,6 +58,19 @@ def export_student(
         _write_template_tokenizer(tokenizer, target)
         _write(target / "sentray.json", {"pooling": settings.pooling})
     _write(
+        target / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False}
+    )
+    _describe(target, [*zip(modules, paths, strict=True)], settings.prompt, card)
+
+
+def export_static(model: Path, card: str, target: Path) -> None:
+    """As `export_student`, of a student without layers, which reads all of a text."""
+    shutil.copytree(model, target)
+    _describe(target, [("StaticEmbedding", ""), ("Normalize", "1_Normalize")], None, card)
+
+
+def _describe(target: Path, modules: list[tuple[str, str]], prompt: str | None, card: str) -> None:
+    _write(
         target / "modules.json",
         [
             {
@@ -66,17 +79,14 @@ def export_student(
                 "path": path,
                 "type": f"sentence_transformers.models.{kind}",
             }
-            for i, (kind, path) in enumerate(zip(modules, paths, strict=True))
+            for i, (kind, path) in enumerate(modules)
         ],
-    )
-    _write(
-        target / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False}
     )
     _write(
         target / "config_sentence_transformers.json",
         {
-            "prompts": {"default": settings.prompt} if settings.prompt else {},
-            "default_prompt_name": "default" if settings.prompt else None,
+            "prompts": {"default": prompt} if prompt else {},
+            "default_prompt_name": "default" if prompt else None,
             "similarity_fn_name": "cosine",
         },
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.contract import Artifact, Fingerprinted, Stage, Work
+from stages.encoder.config import read_pipeline
 from stages.encoder.source import EncoderSource
 from stages.export.card import model_card
 from stages.planning import Graph
@@ -37,7 +38,7 @@ class Export(Stage):
 
     def make(self, work: Work, loaded: Any) -> None:
         from stages.encoder.tokenizer import load_tokenizer
-        from stages.export.folder import export_student
+        from stages.export.folder import export_static, export_student
 
         settings = self.student.located(work)
         data = work.input("sentences").stats
@@ -45,8 +46,12 @@ class Export(Stage):
         card = model_card(self.name, self.summary, counts, bool(self.corpus))
         with tempfile.TemporaryDirectory() as local:
             target = Path(local) / "model"
-            tokenizer = load_tokenizer(settings)
-            export_student(Path(settings.model), tokenizer, settings.max_length, card, target)
+            model = Path(settings.model)
+            if read_pipeline(model).pooling:
+                tokenizer = load_tokenizer(settings)
+                export_student(model, tokenizer, settings.max_length, card, target)
+            else:
+                export_static(model, card, target)
             if self.corpus:
                 corpus = work.input(self.corpus)
                 for name in corpus.files:

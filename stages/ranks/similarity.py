@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import rankdata
 
-from stages.encoder.config import num_positions
+from stages.encoder.config import num_positions, read_json
 from stages.encoder.model import Encoder, load_for_inference
 from stages.encoder.pipeline import PipelineEncoder
 from stages.encoder.settings import EncoderSettings, model_folder
@@ -150,8 +150,7 @@ def load_student(model: str | Path, rank_weight: float | None = None) -> RankAwa
 
 def _tokens_read(folder: Path) -> int:
     """Tokens that a sentence-transformers folder reads of a text; 128 where it does not say."""
-    file = folder / "sentence_bert_config.json"
-    about = json.loads(file.read_text()) if file.is_file() else {}
+    about = read_json(folder / "sentence_bert_config.json")
     length = about.get("max_seq_length") or EncoderSettings.model_fields["max_length"].default
-    positions = num_positions(json.loads((folder / "config.json").read_text()))
+    positions = num_positions(read_json(folder / "config.json"))
     return int(min(length, positions or length, 8192))

@@ -79,10 +79,19 @@ class StudentSettings(EncoderSettings):
             raise ValueError("template_denoising needs pooling: mask")
         return self
 
+    @model_validator(mode="after")
+    def _tables_are_trained(self) -> "StudentSettings":
+        if self.is_static and self.freeze_embeddings:
+            raise ValueError(
+                "layers: 0 has nothing but embeddings, so freeze_embeddings must be off"
+            )
+        return self
+
     @property
     def views_differ(self) -> bool:
         """Whether dropout or a template of its own tells the second view from the first."""
-        return self.dropout != 0 or self.second_template not in (None, self.template)
+        drops = self.dropout != 0 and not self.is_static
+        return drops or self.second_template not in (None, self.template)
 
     def view_settings(self) -> list[EncoderSettings]:
         """The encoder of view 1 and that of view 2 (and soft negatives): templates may differ."""

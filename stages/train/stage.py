@@ -74,7 +74,7 @@ class Train(Stage):
         """What the trained model's config.json will say."""
         layers = self.student.settings.layers
         count = len(layers) if isinstance(layers, list) else layers
-        return self.student.config() | ({"num_hidden_layers": count} if count else {})
+        return self.student.config() | ({} if count is None else {"num_hidden_layers": count})
 
     def report(self, artifact: Artifact) -> dict[str, str | list[dict[str, Any]]]:
         lines = artifact.file_path("metrics/metrics.jsonl").read_text().splitlines()

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from stages.encoder.dense import save_dense
 from stages.encoder.model import Encoder, load_encoder, set_dropout
 from stages.encoder.settings import EncoderSettings
+from stages.encoder.static import save_static
 from stages.encoder.tokenizer import SentenceTokenizer, load_view_tokenizers
 from stages.errors import UserError
 from stages.rows import FactorRows
@@ -235,11 +236,15 @@ def step_seed(seed: int, step: int, rank: int) -> int:
 
 
 def save_encoder(encoder: Encoder, weights: dict[str, Tensor], folder: Path) -> None:
-    """Writes backbone (safetensors), tokenizer, Dense modules and `sentray.json` as a model folder.
+    """Writes backbone (safetensors), tokenizer, Dense modules and `sentray.json` as a model folder,
+    a static table as sentence-transformers has it.
 
     Args:
         weights: of the encoder by name (`Engine.encoder_weights`), e.g. the best evaluation's.
     """
+    if encoder.settings.is_static:
+        save_static(encoder, weights, folder)
+        return
     prefix = "dense."
     dense = {k.removeprefix(prefix): x for k, x in weights.items() if k.startswith(prefix)}
     own = {name: x for name, x in weights.items() if not name.startswith(prefix)}

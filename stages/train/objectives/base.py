@@ -58,12 +58,14 @@ class Objective(Settings):
     needs_teacher: `Scores.T` must be there. views: further views that it reads in `Scores`.
     needs_second: reads a second view of each sentence, as all do that read `Scores`; where none
     does, or where nothing would tell the two apart, a batch has only the first.
-    contrastive: part of what RankEncoder's maximum (Eq. 5) is taken with.
+    contrastive: part of what RankEncoder's maximum (Eq. 5) is taken with. needs_layers: its module
+    reads states of the student's layers, which a static table has not.
     """
 
     needs_teacher: ClassVar[bool] = False
     needs_second: ClassVar[bool] = True
     contrastive: ClassVar[bool] = False
+    needs_layers: ClassVar[bool] = False
     views: ClassVar[tuple[View, ...]] = ()
 
     weight: float = Field(1.0, ge=0, description="Weight of this loss in the sum.")

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 class Denoising(Objective):
     """DenoSent: from the vector, a decoder restores the tokens behind noisy embeddings."""
 
+    needs_layers = True
+
     weight: float = Field(1.0, ge=0, description="w_g: weight of this loss.")
     target: Literal["input", "memory"] = Field(
         "input",

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 class MaskedLanguage(Objective):
     """SimCSE: the pretrained head predicts masked tokens."""
 
+    needs_layers = True
+
     weight: float = Field(0.1, ge=0, description="lambda: weight of this loss.")
     mask_ratio: float = Field(0.15, gt=0, lt=1, description="Share of tokens to predict.")
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 class ReplacedToken(Objective):
     """DiffCSE: from the vector, a discriminator finds the tokens that a generator replaced."""
 
+    needs_layers = True
+
     weight: float = Field(0.005, ge=0, description="lambda: weight of this loss.")
     mask_ratio: float = Field(
         0.30, gt=0, lt=1, description="Share of tokens to mask for the generator."

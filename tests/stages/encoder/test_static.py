@@ -1,0 +1,87 @@
+"""Students without layers: where their tables begin, what they compute, and how they are saved."""
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from torch import nn
+
+from stages.encoder.dense import Dense
+from stages.encoder.model import load_encoder, load_for_inference
+from stages.encoder.pipeline import PipelineEncoder
+from stages.encoder.settings import EncoderSettings
+from stages.encoder.static import SMOOTHING
+from stages.train.engine import cpu_copy
+from stages.train.settings import StudentSettings
+from stages.train.student import save_encoder
+from tests.support.models import make_sentences
+
+
+@pytest.fixture
+def static(student_folder):
+    return load_encoder(
+        EncoderSettings(
+            model=str(student_folder), pooling="cls", layers=0, max_length=12, device="cpu"
+        )
+    )
+
+
+def test_a_table_begins_with_each_token_alone_weighed_by_its_rank(static, student_folder):
+    """Slow twin: one token at a time through transformers itself."""
+    whole = load_encoder(
+        EncoderSettings(model=str(student_folder), pooling="cls", max_length=12, device="cpu")
+    )
+    table = static.backbone.embedding.weight.detach()
+    count = len(table)
+    zipf = np.array([1 / (i + 2) for i in range(count)])
+    zipf /= zipf.sum()
+    rows = []
+    for token in range(count):
+        with torch.no_grad():
+            states = whole.backbone(input_ids=torch.tensor([[2, token, 3]])).last_hidden_state
+        rows.append(states[0, 0].numpy() * SMOOTHING / (SMOOTHING + zipf[token]))
+    expected = np.array(rows) / np.linalg.norm(rows, axis=1).mean()
+    np.testing.assert_allclose(table, expected, atol=1e-5)
+    assert static.num_layers == 0 and static.num_parameters == table.numel()
+
+
+def test_a_sentence_is_the_mean_of_its_own_tokens(static):
+    texts = make_sentences(30)
+    table = static.backbone.embedding.weight.detach().numpy()
+    vectors = static.encode(texts)
+    rust = static.tokenizer.pretrained.backend_tokenizer
+    rust.no_truncation()
+    for text, vector in zip(texts, vectors, strict=True):
+        ids = rust.encode(text, add_special_tokens=False).ids[:10]  # room beside [CLS] and [SEP]
+        np.testing.assert_allclose(vector, table[ids].mean(0), atol=1e-6)
+
+
+def test_it_is_saved_as_a_static_embedding_with_its_map_inside(static, tmp_path):
+    """It then reads all of a text, whatever training read."""
+    static.dense.append(Dense(nn.Linear(32, 20, bias=False)))
+    short = [" ".join(text.split()[:6]) for text in make_sentences(20)]
+    expected = static.encode(short)
+    save_encoder(static, cpu_copy(static), tmp_path / "saved")
+    settings = EncoderSettings(model=str(tmp_path / "saved"), max_length=12, device="cpu")
+    again = load_for_inference(settings)
+    assert isinstance(again, PipelineEncoder) and again.num_layers == 0
+    assert "WARNING" not in again.arithmetic
+    np.testing.assert_allclose(again.encode(short), expected, atol=1e-5)
+    theirs = SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    (found,) = theirs.encode(["cat " * 50 + "dog " * 50])
+    np.testing.assert_allclose(found, static.encode(["cat", "dog"]).mean(0), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(template="a {sentence}"), "leave template out"),
+        (dict(prompt="query: "), "leave prompt out"),
+        (dict(final_period="sncse"), "leave final_period out"),
+        (dict(freeze_embeddings=True), "nothing but embeddings"),
+        (dict(layers=-1), "greater than or equal to 0"),
+    ],
+)
+def test_a_table_has_no_place_for_context(options, message):
+    with pytest.raises(ValueError, match=message):
+        StudentSettings(**({"model": "any", "layers": 0} | options))
