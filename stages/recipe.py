@@ -3,7 +3,7 @@
     plugins:    packages that add parts              stages/plugins.py
     sentences:  where the text comes from             stages/sentences/settings.py
     perturb:    rewrites of the sentences             stages/rewrite/settings.py
-    teachers:   encoders to learn from                below
+    teachers:   encoders to learn from                below, stages/embed
     ranks:      the corpus of rank vectors            stages/ranks/settings.py
     student:    the encoder to train                  stages/train/settings.py
     train:      objectives, schedule, engine          stages/train/settings.py

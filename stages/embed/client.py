@@ -157,9 +157,9 @@ class EmbeddingClient(Client[_Batch, Embeddings, Rows]):
         if not self._has_split:
             self._has_split = True
             self._warn(
-                f"WARNING: a request of {count} sentences is {about}; it is halved until it is "
-                "answered or the sentence at fault is found. If none is, such requests are too "
-                "large and all this is slow: lower endpoint.batch_size",
+                f"WARNING: {count} sentences in one request: {about}. It is halved until all are "
+                "answered or the one at fault is found. If none is, such requests are too large "
+                "and all this is slow: lower endpoint.batch_size",
                 important=True,
             )
         rows = list(zip(batch.refs, batch.texts, strict=True))

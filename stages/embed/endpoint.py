@@ -1,6 +1,6 @@
 """A teacher behind an OpenAI-compatible embeddings endpoint: its settings and its stage.
 
-Memory: about 150 bytes for every vector in the journal, and the vectors of the shards under way.
+Memory: about 230 bytes for every vector in the journal, and the vectors of the shards under way.
 """
 
 from collections.abc import Callable, Iterator, Mapping

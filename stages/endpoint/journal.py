@@ -6,7 +6,7 @@
 The key is a digest of the request's body. Where it was sent and with which key is no part of it:
 the model's name says what answers. Whoever opens the journal reads all files, other recipes' too.
 
-Memory: about 150 bytes an answer (digest, file, place); the answers stay on disk. What a killed
+Memory: about 230 bytes an answer (digest, file, place); the answers stay on disk. What a killed
 process wrote last may be torn, and is skipped. A machine that loses power may lose what its file
 system had not written yet.
 """
@@ -24,6 +24,7 @@ from typing import IO, Any, Generic, Protocol, TypeVar
 from stages.files import Root, storage_error
 
 SECONDS_IN_SEGMENT = 1.0
+SEGMENTS_KEPT = 8  # in memory, of those that were read again
 
 
 class Paid(Protocol):
@@ -76,6 +77,7 @@ class Journal(Generic[A]):
         self._spent: dict[str, Spent] = defaultdict(Spent)
         self._file: IO[bytes] | None = None
         self._segment, self._num_segments, self._segment_since = bytearray(), 0, 0.0
+        self._segments_read: dict[str, bytes] = {}
         for name in root.list(folder):
             if name.endswith(".jsonl"):
                 self._read(name)
@@ -104,12 +106,22 @@ class Journal(Generic[A]):
         name, offset, length = self._place[key]
         if self._segment and name == self._segment_name:
             line = bytes(self._segment[offset : offset + length])
-        else:
-            path = self._root.path(f"{self._folder}/{name}")
-            with self._root.fs.open_input_file(path) as file:
+        elif self._root.is_local:
+            with open(self._root.path(f"{self._folder}/{name}"), "rb") as file:
                 file.seek(offset)
                 line = file.read(length)
+        else:
+            line = self._whole_segment(name)[offset : offset + length]
         return self._answer(**json.loads(line)["answer"])
+
+    def _whole_segment(self, name: str) -> bytes:
+        """A segment on an object store. Answers are asked for about in the order of their making,
+        so the last few segments are kept."""
+        if name not in self._segments_read:
+            while len(self._segments_read) >= SEGMENTS_KEPT:
+                del self._segments_read[next(iter(self._segments_read))]
+            self._segments_read[name] = self._root.read(f"{self._folder}/{name}")
+        return self._segments_read[name]
 
     def add(self, answers: Iterable[tuple[bytes, A]]) -> None:
         """Keeps answers. Locally they are on their way to the disk when this returns."""

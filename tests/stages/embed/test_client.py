@@ -145,7 +145,7 @@ def test_batches_that_are_too_large_are_halved_and_it_says_so(serve, tmp_path):
     np.testing.assert_array_equal(found, expected(sentences))
     assert_paid_once(server, sentences)
     (warning,) = [line for line, important in said if important]
-    assert warning.startswith("WARNING: a request of 16 sentences is refused: HTTP 413 batch size")
+    assert warning.startswith("WARNING: 16 sentences in one request: refused: HTTP 413 batch size")
     assert "lower endpoint.batch_size" in warning
 
 

@@ -14,9 +14,10 @@ from stages.embed.embedder import Embedder
 from stages.embed.endpoint import AskedVectors
 from stages.encoder.settings import EncoderSettings, package_folder
 from stages.endpoint.credentials import read_key
+from stages.endpoint.journal import Spent
 from stages.errors import UserError
 from tests.support.command import made, wait_until
-from tests.support.embedding_client import ask, expected, settings_of
+from tests.support.embedding_client import ask, expected, journal_in, settings_of
 from tests.support.embedding_server import WIDTH, Reply
 from tests.support.models import make_sentences
 from tests.support.recipes import setting
@@ -95,7 +96,7 @@ BAD = {
     "an index beyond": (row_changed(3, index=4), r"from 0 to 3 .* it gave \[0, 1, 2, 4\]"),
     "no index": (without_index, r"it gave \[None, None, None, None\]"),
     "text as index": (row_changed(1, index="1"), r"it gave \[0, '1', 2, 3\]"),
-    "not base64": (row_changed(1, embedding="?!"), f"{NO_NUMBERS}'\\?!'.*endpoint.encoding"),
+    "not base64": (row_changed(1, embedding="AAA!AAA=="), f"{NO_NUMBERS}'AAA!.*point.encoding"),
     "half a number": (row_changed(1, embedding=FIVE_BYTES), f"{NO_NUMBERS}'{FIVE_BYTES}'"),
     "nothing in it": (row_changed(1, embedding=""), f"{NO_NUMBERS}''"),
     "null": (row_changed(1, embedding=None), f"{NO_NUMBERS}None"),
@@ -154,6 +155,7 @@ def test_the_width_must_stay(serve, tmp_path):
         (Reply("pay first", 402), "refuses the key in SOME_KEY: HTTP 402 pay first"),
         (Reply("down", 500), "failed \\d+ times in a row, the last time with: HTTP 500"),
         (Reply(raw=b"hello"), "its answer is not a list of embeddings"),
+        (Reply(raw=b" " * (3 << 20)), "the answer is larger than 2 MiB"),
     ],
 )
 def test_an_endpoint_that_cannot_be_used_is_one_message(
@@ -174,6 +176,13 @@ def test_tokens_that_nobody_counts_are_estimated(serve, tmp_path):
     with pytest.raises(UserError, match="budget.max_tokens is reached"):
         ask(server, tmp_path, SENTENCES, budget={"max_tokens": 100})
     assert len(server.bodies) == 1
+
+
+def test_tokens_are_shared_among_the_sentences_and_none_is_lost(serve, tmp_path):
+    usage = {"usage": {"prompt_tokens": 23}}
+    server = serve(lambda texts, nth, total: Reply(change=lambda answer: answer | usage))
+    ask(server, tmp_path, SENTENCES)
+    assert journal_in(tmp_path).spent() == Spent(3, 69, 0)
 
 
 @pytest.mark.parametrize(
@@ -265,9 +274,10 @@ def test_a_student_of_an_endpoint(sentray, tiny_recipe, serve, tmp_path, monkeyp
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["stats"] | {"node": 0} == {"requests": 10, "prompt_tokens": 1500, "node": 0}
     assert "8 dimensions, float16" in sentray("show", f"endpoint/{folder.name}")
-    assert not [
-        path for path, data in left_by(recipe["storage"]).items() if SECRET.encode() in data
-    ]
+    files = left_by(recipe["storage"])
+    assert not [path for path, data in files.items() if SECRET.encode() in data]
+    (card,) = [data for path, data in files.items() if path.name == "README.md"]
+    assert b"model: m" in card and b"127.0.0.1" not in card and b"SENTRAY_KEY" not in card
     # elsewhere, and in smaller requests: what is there is found
     moved = {"base_url": "http://127.0.0.1:9/v1", "batch_size": 3, "requests_per_minute": 7}
     other = recipe | {"teachers": [teacher(server, **moved)]}

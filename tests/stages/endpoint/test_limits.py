@@ -1,4 +1,4 @@
-"""Rates and budgets of a chat endpoint, and the journal of paid answers."""
+"""Rates and budgets of an endpoint, and the journal of paid answers."""
 
 import pytest
 from hypothesis import given
@@ -106,7 +106,9 @@ def test_the_journal_finds_answers_of_others_and_skips_torn_lines(tmp_path):
     assert Journal(root, "answers", "new", Answer).spent() == Spent()
 
 
-def test_answers_for_an_object_store_are_found_before_and_after_they_are_written(tmp_path):
+def test_answers_for_an_object_store_are_found_before_and_after_they_are_written(
+    tmp_path, monkeypatch
+):
     (tmp_path / "answers").mkdir()
     root = Root(str(tmp_path))
     root.is_local = False  # written as whole segments
@@ -121,5 +123,11 @@ def test_answers_for_an_object_store_are_found_before_and_after_they_are_written
     journal.flush()
     assert len(list((tmp_path / "answers").iterdir())) == 2
     again = Journal(root, "answers", "me", Answer)
-    assert [again.get(key) for key in keys] == answers
+    reads, read = [], root.read
+    monkeypatch.setattr(root, "read", lambda name: reads.append(name) or read(name))
+    for _ in range(2):  # a request for each file, not for each answer
+        assert [again.get(key) for key in keys] == answers
+    assert len(reads) == 2
+    monkeypatch.setattr("stages.endpoint.journal.SEGMENTS_KEPT", 1)
+    assert [again.get(keys[number]) for number in (0, 3, 0, 3)] == [answers[0], answers[3]] * 2
     assert again.spent() == Spent(4, 6, 4)
