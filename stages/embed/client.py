@@ -1,8 +1,8 @@
 """Asks an OpenAI-compatible embeddings endpoint for many vectors (stages/endpoint/client.py).
 
 A batch that the endpoint minds, or always fails at, is halved until the one sentence is found that
-is at fault. There must be a vector for every sentence, so that one stops the stage; all others are
-in the journal by then or on their way there.
+is at fault. There must be a vector for every sentence, so that one stops the stage. What has been
+answered is in the journal, by sentence, and never asked for again.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -132,9 +132,10 @@ class EmbeddingClient(Client[_Batch, Embeddings, Rows]):
 
     def keep(self, batch: _Batch, answer: Embeddings) -> None:
         """Writes down all vectors that have a direction, also where one has none."""
-        norms = np.linalg.norm(answer.vectors.astype(np.float64), axis=1)
+        vectors = answer.vectors.astype(np.float64)
+        norms = np.linalg.norm(vectors, axis=1)
         good = np.delete(np.arange(len(norms)), without_direction(norms))
-        units = directions(answer.vectors[good], "", str).astype(np.float16)
+        units = (vectors[good] / norms[good, None]).astype(np.float16)
         keys = [sentence_key(self._settings, batch.texts[row]) for row in good]
         self._journal.add(zip(keys, kept(units, answer.prompt_tokens), strict=True))
 
