@@ -6,6 +6,7 @@ searchers are in tune/searchers.py, which knows Optuna.
 """
 
 from stages import teachers
+from stages.embed.endpoint import AskedVectors
 from stages.embed.given import GivenVectors
 from stages.embed.stage import Embed, cosine_factors
 from stages.evaluate import speed
@@ -26,6 +27,7 @@ BUILTIN = Extensions(
         rewrite.Rewrites,
         Embed,
         GivenVectors,
+        AskedVectors,
         ranks.Corpus,
         ranks.Ranks,
         tokens.Tokens,

@@ -20,6 +20,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "tune": ("optuna", "aiohttp_cors"),  # the latter: ray[default]
     "cluster": ("aiohttp_cors", "obstore"),
     "rewrites": ("aiohttp", "py3langid", "rapidfuzz"),
+    "endpoints": ("aiohttp",),
     "translation": ("ctranslate2", "sacremoses", "sentencepiece"),
     "hub": ("datasets",),
     "negation": ("spacy",),

@@ -3,7 +3,7 @@
     plugins:    packages that add parts              stages/plugins.py
     sentences:  where the text comes from             stages/sentences/settings.py
     perturb:    rewrites of the sentences             stages/rewrite/settings.py
-    teachers:   encoders to learn from                below
+    teachers:   encoders to learn from                below, stages/embed
     ranks:      the corpus of rank vectors            stages/ranks/settings.py
     student:    the encoder to train                  stages/train/settings.py
     train:      objectives, schedule, engine          stages/train/settings.py
@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
+from stages.embed.endpoint import EmbeddingEndpoint
 from stages.embed.given import VectorsSettings
 from stages.encoder.settings import EncoderSettings
 from stages.evaluate.settings import EvaluateSettings
@@ -39,11 +40,16 @@ NAME = r"^[a-z0-9][a-z0-9._-]*$"
 class TeacherSettings(EncoderSettings):
     model: ModelName = Field(
         "",
-        description="As for any encoder; none for `vectors`, and teachers of a plug-in may need "
-        "none.",
+        description="As for any encoder; none for `vectors` and `endpoint`, and teachers of a "
+        "plug-in may need none.",
     )
     vectors: VectorsSettings | None = added(
         None, description="Vectors of the sentences that are there already, instead of a model."
+    )
+    endpoint: EmbeddingEndpoint | None = added(
+        None,
+        description="An OpenAI-compatible embeddings endpoint that is asked for the vectors of the "
+        "sentences, instead of a model.",
     )
     name: str = Field(description="Name in tables, node names and artifact names.", pattern=NAME)
     weight: float = Field(
@@ -67,24 +73,37 @@ class TeacherSettings(EncoderSettings):
             raise ValueError(f"there is no similarity '{similarity}'; there are {known}")
         return similarity
 
+    @property
+    def is_encoder(self) -> bool:
+        """Whether a model makes its vectors here, so that it can embed other sentences too."""
+        return self.vectors is None and self.endpoint is None
+
     @model_validator(mode="after")
     def _has_a_model(self, info: ValidationInfo) -> "TeacherSettings":
-        if self.vectors is not None:
-            if self.model or self.similarity != "cosine":
-                raise ValueError(
-                    f"teacher '{self.name}': its vectors are given, so leave out `model` and "
-                    "`similarity`"
-                )
-            for key in self.given(*EncoderSettings.model_fields.keys() - {"model"}):
-                raise ValueError(
-                    f"teacher '{self.name}': its vectors are given, so `{key}` has no effect; "
-                    "leave it out"
-                )
-            return self
         extensions = (info.context or {}).get("extensions")
         source = extensions.similarities.get(self.similarity) if extensions else None
-        if not self.model and (source is None or source.encodes):
+        if self.is_encoder and not self.model and (source is None or source.encodes):
             raise ValueError(f"teacher '{self.name}': the setting `model` is missing")
+        return self
+
+    @model_validator(mode="after")
+    def _has_nothing_else(self) -> "TeacherSettings":
+        if self.is_encoder:
+            return self
+        if self.vectors is not None and self.endpoint is not None:
+            raise ValueError(
+                f"teacher '{self.name}': its vectors are given (`vectors`) or asked for "
+                "(`endpoint`); leave one of them out"
+            )
+        how = "are given" if self.endpoint is None else "come from its endpoint"
+        if self.model or self.similarity != "cosine":
+            raise ValueError(
+                f"teacher '{self.name}': its vectors {how}, so leave out `model` and `similarity`"
+            )
+        for key in self.given(*(key for key in EncoderSettings.model_fields if key != "model")):
+            raise ValueError(
+                f"teacher '{self.name}': its vectors {how}, so `{key}` has no effect; leave it out"
+            )
         return self
 
 
@@ -231,7 +250,7 @@ class Recipe(Extensible):
             )
         if self.train.rewritten_view == "first" and not self.perturb:
             found.append("train.rewritten_view has no effect: there are no rewrites (`perturb`)")
-        if self.evaluate.speed and all(teacher.vectors for teacher in self.teachers):
+        if self.evaluate.speed and not any(teacher.is_encoder for teacher in self.teachers):
             found.append("evaluate.speed has no effect: there is no teacher to compare with")
         ranks = self.ranks
         if (

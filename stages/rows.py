@@ -5,11 +5,12 @@ bounded by what the page cache chooses to keep.
 """
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from stages.errors import UserError
 from stages.ranks.positions import rank_factor
 
 
@@ -30,6 +31,28 @@ def unit_rows(vectors: np.ndarray) -> np.ndarray:
 def without_direction(norms: np.ndarray) -> np.ndarray:
     """Which rows cannot be scaled to length 1, by their lengths: not finite, or zero."""
     return np.flatnonzero(~(np.isfinite(norms) & (norms > 1e-8)))
+
+
+def directions(vectors: np.ndarray, what: str, name_of: Callable[[int], object]) -> np.ndarray:
+    """Unit rows (n, D) float64 of vectors that somebody else made.
+
+    Args:
+        what: where they come from; starts the message.
+        name_of: the sentence of a row, as the message calls it.
+
+    Raises:
+        UserError: a vector that is not finite or has no direction.
+    """
+    vectors = vectors.astype(np.float64)  # whose squares do not overflow
+    norms = np.linalg.norm(vectors, axis=1)
+    bad = without_direction(norms)
+    if len(bad):
+        raise UserError(
+            f"{what}: the vector of sentence {name_of(int(bad[0]))} is "
+            f"{'zero' if np.isfinite(norms[bad[0]]) else 'not finite'} (and of {len(bad) - 1} "
+            "more in this batch); such a vector has no direction, so make it again"
+        )
+    return np.asarray(vectors / norms[:, None])
 
 
 # What rounding to fp16 can do to the length of a unit vector: half a unit in the last of 11 bits

@@ -42,5 +42,5 @@ def encoding_teachers(graph: Graph) -> "list[tuple[int, TeacherSettings]]":
     return [
         (place, one)
         for place, one in everyone
-        if one.vectors is None and sources[one.similarity].encodes
+        if one.is_encoder and sources[one.similarity].encodes
     ]

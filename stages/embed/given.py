@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 from stages.contract import Artifact, Fingerprinted, Shard, Stage, Work
 from stages.errors import UserError
 from stages.fields import InputPath
-from stages.rows import npy_bytes, without_direction
+from stages.rows import directions, npy_bytes
 from stages.samples import factor_rows
 from stages.sentences.build import clean_text
 from stages.sentences.index import JoinedByKey, SentenceIndex
@@ -170,7 +170,7 @@ def join(
         num_unknown += len(vectors) - len(known)
         num_twice += len(known) - len(taken)
         rows = found[taken]
-        factors[rows] = _usable(vectors[taken], rows, f"{where}: {settings.path}")
+        factors[rows] = directions(vectors[taken], f"{where}: {settings.path}", rows.item)
         seen[rows] = True
     return Joined(factors, np.flatnonzero(~seen), num_unknown, num_twice)
 
@@ -179,24 +179,6 @@ def _empty_matrix(file: Path, shape: tuple[int, int]) -> np.ndarray:
     with file.open("wb") as opened:  # a full disk is an error here, and a dead process later
         os.posix_fallocate(opened.fileno(), 0, max(1, 2 * shape[0] * shape[1]))
     return np.memmap(file, np.float16, "r+", shape=shape)
-
-
-def _usable(vectors: np.ndarray, rows: np.ndarray, what: str) -> np.ndarray:
-    """Unit rows, float64.
-
-    Raises:
-        UserError: a vector that is not finite or has no direction.
-    """
-    vectors = vectors.astype(np.float64)  # whose squares do not overflow
-    norms = np.linalg.norm(vectors, axis=1)
-    bad = without_direction(norms)
-    if len(bad):
-        raise UserError(
-            f"{what}: the vector of sentence {rows[bad[0]]} is "
-            f"{'zero' if np.isfinite(norms[bad[0]]) else 'not finite'} (and of {len(bad) - 1} "
-            "more in this batch); such a vector has no direction, so make it again"
-        )
-    return np.asarray(vectors / norms[:, None])
 
 
 def read_vectors(settings: VectorsSettings, where: str) -> Iterator[tuple[Keys, np.ndarray]]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stages.contract import Artifact, Fingerprinted, Resources, RowWise, Shard, Work
+from stages.embed.endpoint import AskedVectors
 from stages.embed.given import GivenVectors
 from stages.encoder.source import EncoderSource
 from stages.planning import Graph, Inputs
@@ -58,6 +59,9 @@ def cosine_factors(graph: Graph, teacher: "TeacherSettings", where: str, teaches
     """What a teacher with `similarity: cosine` teaches: its vectors."""
     if not teaches:
         return ""
+    if teacher.endpoint is not None:
+        asked = AskedVectors(teacher.endpoint, f"{where}.endpoint")
+        return graph.add(f"endpoint:{teacher.name}", asked, ["sentences"], teacher.name, where)
     if teacher.vectors is None:
         return add_embedding(graph, teacher, where)
     form = graph.recipe.sentences.unicode

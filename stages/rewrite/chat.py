@@ -12,16 +12,18 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
+from stages.endpoint.http import Reply, bytes_as_tokens
 from stages.rewrite.rewrites import Outcome
 from stages.rewrite.rewriting import Rewriting
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One answered request. Tokens as the endpoint counts them, 0 where it does not say."""
+    """One answered request. Tokens as the endpoint counts them."""
 
+    requests: ClassVar[int] = 1
     text: str
     finish_reason: str
     prompt_tokens: int
@@ -130,3 +132,31 @@ def _cut_off(settings: Rewriting, text: str) -> str | None:
     with suppress(ValueError):
         return str(DECODER.decode(match.group(1))).strip() or None
     return None
+
+
+def estimated_tokens(body: dict[str, Any]) -> int:
+    """Prompt tokens, rather too many: see `bytes_as_tokens`, and some around every message."""
+    return sum(bytes_as_tokens(message["content"]) + 8 for message in body["messages"]) + 8
+
+
+def read_completion(reply: Reply, body: dict[str, Any]) -> Answer | None:
+    """The answer in a chat completion to the request `body`; None where it is none.
+
+    Tokens that it does not count are estimated: a budget must hold.
+    """
+    if reply.status != 200:
+        return None
+    try:
+        whole = json.loads(reply.text)
+        choice = whole["choices"][0]
+        usage = whole.get("usage") or {}
+        content = str(choice["message"].get("content") or "")
+        prompt, made = usage.get("prompt_tokens"), usage.get("completion_tokens")
+        return Answer(
+            content,
+            str(choice.get("finish_reason") or ""),
+            estimated_tokens(body) if prompt is None else int(prompt),
+            bytes_as_tokens(content) + 1 if made is None else int(made),
+        )
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+        return None

@@ -5,25 +5,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
 from stages.contract import Resources, Work
-from stages.credentials import clear_credential
 from stages.encoder.settings import ModelSettings, describe_model
+from stages.endpoint.credentials import read_key, read_variables, secrets_of
+from stages.endpoint.settings import Budget, EndpointSettings
 from stages.errors import UserError
 from stages.packages import need
 from stages.rewrite.base import RewriteSource
-from stages.rewrite.credentials import read_key, read_variables, variables_of
 from stages.rewrite.rewrites import Outcome, Rewrite
 from stages.rewrite.stage import Rewrites
 from stages.sentences.texts import read_texts
-from stages.settings import Settings, execution, late
+from stages.settings import execution, late
 
 if TYPE_CHECKING:
+    from stages.endpoint.journal import Journal
     from stages.planning import Graph
-    from stages.rewrite.journal import Journal
     from stages.rewrite.settings import PerturbSettings
 
 ANSWERS = "answers"  # folder of the journal of chat models' answers, shared by all recipes
@@ -40,38 +39,31 @@ Answer with nothing but a JSON object: {{"sentence1": "...", "sentence2": "..."}
 Sentence: {sentence}"""
 
 
-class Budget(Settings):
-    """What may be spent on one artifact, over all runs.
+class ChatBudget(Budget):
+    """What may be spent, where answers have a price of their own."""
 
-    A run that reaches a limit stops. Raise the limit and run again to continue.
-    """
-
-    max_requests: int | None = execution(
-        None, ge=1, description="Most requests that are answered; null: no limit."
-    )
-    max_tokens: int | None = execution(
-        None, ge=1, description="Most tokens of prompts and answers together; null: no limit."
-    )
-    max_cost: float | None = execution(
-        None, gt=0, description="Highest cost, in the currency of the prices; null: no limit."
-    )
-    price_per_million_prompt_tokens: float | None = execution(
-        None, ge=0, description="Price of a million prompt tokens, for max_cost."
-    )
     price_per_million_answer_tokens: float | None = execution(
         None, ge=0, description="Price of a million answer tokens, for max_cost."
     )
 
-    @model_validator(mode="after")
-    def _prices(self) -> "Budget":
-        prices = (self.price_per_million_prompt_tokens, self.price_per_million_answer_tokens)
-        if self.max_cost is not None and None in prices:
-            raise ValueError("max_cost needs both prices per million tokens")
-        return self
+    @property
+    def price_of_answers(self) -> float | None:
+        return self.price_per_million_answer_tokens
 
 
-class Rewriting(RewriteSource):
+class Rewriting(RewriteSource, EndpointSettings):
     """Rewrites by a chat model: behind an OpenAI-compatible endpoint, or in vLLM on the cluster."""
+
+    section = "rewriting"
+    route = "/chat/completions"
+    answer_name = "a chat completion"
+    reserved = ("model", "messages", "temperature", "max_tokens", "max_completion_tokens", "n",
+                "stream")  # fmt: skip
+    reserved_because = (
+        "model, prompt, temperature and max_answer_tokens set it, or Sentray relies on one plain "
+        "answer a request"
+    )
+    lowers_tokens = "max_answer_tokens"
 
     model: str = Field(
         min_length=1,
@@ -95,71 +87,15 @@ class Rewriting(RewriteSource):
     max_answer_tokens: int = Field(
         256, ge=1, description="Most tokens of an answer; sent as max_tokens."
     )
-    extra: dict[str, Any] = late(
-        {},
-        description="Further fields of the request, sent as they are. ${VARIABLES} are filled in "
-        "when the request is sent. The fingerprint covers their names, not their values.",
-    )
     max_answers: int = Field(
         3, ge=1, description="How often to ask for a sentence while its answers cannot be used."
-    )
-    base_url: str = execution(
-        "https://api.openai.com/v1",
-        description="Address of the endpoint; /chat/completions is added.",
-    )
-    key_variable: str | None = execution(
-        "OPENAI_API_KEY", description="Environment variable that holds the key; null: send no key."
-    )
-    concurrency: int = execution(32, ge=1, description="Most requests in flight.")
-    requests_per_minute: int | None = execution(
-        None, ge=1, description="Most requests a minute, of the whole stage; null: no limit."
-    )
-    tokens_per_minute: int | None = execution(
-        None, ge=1, description="Most tokens a minute, of the whole stage; null: no limit."
-    )
-    timeout_seconds: float = execution(60.0, gt=0, description="Time-out of one request.")
-    max_attempts: int = execution(
-        6, ge=1, description="How often to send a request that fails while others are answered."
     )
     engine_options: dict[str, Any] = late(
         {},
         description="vllm: options of its engine, such as max_model_len or quantization. They may "
         "change the answers, so the fingerprint covers them.",
     )
-    budget: Budget = execution(Budget(), description="Limits on what the stage may spend.")
-
-    @model_validator(mode="after")
-    def _address_has_no_secret(self) -> "Rewriting":
-        address = urlsplit(self.base_url)
-        if address.scheme not in ("http", "https") or not address.netloc:
-            raise ValueError("base_url is not an http(s) address such as http://localhost:8000/v1")
-        if "@" in address.netloc or address.query:
-            raise ValueError(
-                "credentials do not belong into base_url (it is saved with every run); put the key "
-                "into an environment variable and name that in key_variable"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _extra_leaves_the_rest_alone(self) -> "Rewriting":
-        for name in ("model", "messages", "temperature", "max_tokens", "max_completion_tokens",
-                     "n", "stream"):  # fmt: skip
-            if name in self.extra:
-                raise ValueError(
-                    f"extra must not contain '{name}': model, prompt, temperature and "
-                    "max_answer_tokens set it, or Sentray relies on one plain answer a request"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _credentials_are_variables(self) -> "Rewriting":
-        for name in ("extra", "engine_options"):
-            if where := clear_credential(getattr(self, name)):
-                raise ValueError(
-                    f"{name}.{where} looks like a credential, and {name} is saved with every run; "
-                    "put it into an environment variable and write ${NAME} here"
-                )
-        return self
+    budget: ChatBudget = execution(ChatBudget(), description="Limits on what the stage may spend.")
 
     @model_validator(mode="after")
     def _prompt_names_the_sentence(self) -> "Rewriting":
@@ -174,6 +110,10 @@ class Rewriting(RewriteSource):
                 f"(it has {fields or 'none'}); braces that are text must be doubled"
             )
         return self
+
+    @property
+    def most_answer_tokens(self) -> int:
+        return self.max_answer_tokens
 
     @property
     def gives_negatives(self) -> bool:
@@ -197,12 +137,10 @@ class ChatRewrites(Rewrites):
     rewriting: Rewriting
 
     def resources(self) -> Resources:
-        name = self.rewriting.key_variable
-        names = [*([name] if name else []), *variables_of(self.rewriting)]
         # it waits for a network: no core is set aside for that. Two nodes that ask the same model
         # may ask the same: the second one finds the first one's answers
         return Resources(
-            cpus=0, exclusive=f"chat {self.rewriting.model}", secrets=tuple(dict.fromkeys(names))
+            cpus=0, exclusive=f"chat {self.rewriting.model}", secrets=secrets_of(self.rewriting)
         )
 
     def check(self) -> None:
@@ -212,9 +150,11 @@ class ChatRewrites(Rewrites):
         read_key(self.rewriting)
 
     def make(self, work: Work, loaded: Any) -> None:
-        from stages.rewrite.journal import Journal
+        from stages.endpoint.journal import Journal
+        from stages.rewrite.chat import Answer
 
-        journal, source = Journal(work.root, ANSWERS, work.owner), work.input("sentences")
+        journal = Journal(work.root, ANSWERS, work.owner, Answer)
+        source = work.input("sentences")
         waiting: dict[int, tuple[list[str], list[Rewrite]]] = {}
 
         def sentences() -> Iterator[Sentence]:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from stages.contract import Work
+from stages.endpoint.credentials import filled, read_variables
+from stages.endpoint.journal import Journal, request_key
 from stages.errors import UserError
 from stages.rewrite.chat import Answer, payload, read_answer
-from stages.rewrite.credentials import filled, read_variables
-from stages.rewrite.journal import Journal, request_key
 from stages.rewrite.rewrites import Outcome
 from stages.rewrite.rewriting import Ref, Rewriting
 from stages.sentences.texts import read_texts
@@ -25,7 +25,7 @@ def rewritten_offline(
     work: Work,
     settings: Rewriting,
     engine: dict[str, Any],
-    journal: Journal,
+    journal: Journal[Answer],
     rows: Iterator[tuple[Ref, str]],
 ) -> Iterator[tuple[Ref, Outcome]]:
     """Outcomes of all rows, those first whose answers are in the journal.
@@ -70,7 +70,7 @@ def rewritten_offline(
             str(row["generated_text"] or ""), "", int(row.get("num_input_tokens") or 0),
             int(row.get("num_generated_tokens") or 0),
         )  # fmt: skip
-        journal.add(key_of(row["sentence"]), answer)
+        journal.add([(key_of(row["sentence"]), answer)])
         yield ref, read_answer(settings, answer)
 
 

@@ -70,6 +70,18 @@ def test_the_value_of_a_secret_is_no_identity_and_its_name_is(load, monkeypatch)
     assert SECRET not in json.dumps(first.identity)
 
 
+def test_a_teachers_endpoint_keeps_the_names_of_its_secrets(load, monkeypatch):
+    teacher = {"name": "far", "endpoint": {"model": "m", "extra": EXTRA}}
+    changes = setting("teachers", [teacher]), "train.objectives={similarity_regression: {}}"
+    recipe = load(*changes)
+    assert recipe.teachers[0].endpoint.extra == EXTRA
+    assert SECRET not in dump_recipe(recipe) + recipe.summary()
+    first = build_graph(recipe).nodes["endpoint:far"]
+    assert first.stage.resources().secrets == ("OPENAI_API_KEY", "GATEWAY_TOKEN")
+    monkeypatch.setenv("GATEWAY_TOKEN", "another")
+    assert build_graph(load(*changes)).nodes["endpoint:far"].fingerprint == first.fingerprint
+
+
 def test_other_variables_count_by_value_and_are_saved_by_name(load, tmp_path, monkeypatch):
     literal = build_graph(load("train.dev=null", "evaluate.sts.0.name=Planted")).nodes
     monkeypatch.setenv("TITLE", "Planted")

@@ -4,13 +4,13 @@ import pytest
 import yaml
 
 from pipeline.recipe.read import load_recipe
+from stages.endpoint.credentials import read_variables
+from stages.endpoint.journal import Journal, request_key
 from stages.errors import UserError
 from stages.files import Root
 from stages.recipe import Recipe
-from stages.rewrite.chat import payload
+from stages.rewrite.chat import Answer, payload
 from stages.rewrite.client import ChatClient
-from stages.rewrite.credentials import read_variables
-from stages.rewrite.journal import Journal, request_key
 from stages.rewrite.rewriting import Rewriting
 from tests.support import REPOSITORY
 from tests.support.chat_server import ChatServer, Reply, rewrite_of
@@ -26,7 +26,7 @@ def server():
 
 
 def client_of(settings, tmp_path):
-    journal = Journal(Root(str(tmp_path / "runs")), "answers", "owner")
+    journal = Journal(Root(str(tmp_path / "runs")), "answers", "owner", Answer)
     return ChatClient(settings, None, journal, print, variables=read_variables(settings))
 
 
@@ -44,7 +44,7 @@ def test_a_secret_is_sent_and_nowhere_else(server, tmp_path):
     assert files and not [path for path, data in files.items() if SECRET.encode() in data]
     # found again with another value: the answer is that of the model, whatever the account
     body = payload(settings, "A cat.", [])
-    found = Journal(Root(str(tmp_path / "runs")), "answers", "owner").get(request_key(body))
+    found = Journal(Root(str(tmp_path / "runs")), "answers", "owner", Answer).get(request_key(body))
     assert found is not None
 
 

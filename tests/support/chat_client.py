@@ -6,10 +6,11 @@ from typing import Any
 
 from pydantic import SecretStr
 
+from stages.endpoint.failures import Patience
+from stages.endpoint.journal import Journal
 from stages.files import Root
+from stages.rewrite.chat import Answer
 from stages.rewrite.client import ChatClient
-from stages.rewrite.failures import Patience
-from stages.rewrite.journal import Journal
 from stages.rewrite.rewrites import Outcome
 from stages.rewrite.rewriting import Rewriting
 
@@ -31,7 +32,7 @@ def ask(
 ) -> dict[str, Outcome]:
     """Outcomes by sentence; the rows' refs are their numbers."""
     chosen = settings_of(base_url=server.url, **{"timeout_seconds": 20.0} | settings)
-    journal = Journal(Root(str(tmp_path)), "answers", "me")
+    journal = Journal(Root(str(tmp_path)), "answers", "me", Answer)
     client = ChatClient(chosen, key, journal, lambda line: None, patience)
     found = dict(client.run(enumerate(sentences)))
     assert len(found) == len(sentences)

@@ -88,6 +88,20 @@ def test_shipped_searches_have_the_settings_of_their_papers(data_folder, monkeyp
             "its vectors are given, so `max_length` has no effect",
         ),
         (["teachers.0.vectors={path: v.parquet}"], "leave out `model` and `similarity`"),
+        (["teachers.0.endpoint={model: m}"], "come from its endpoint, so leave out `model` and"),
+        (
+            ["teachers=[{name: v, pooling: cls, endpoint: {model: m}}]"],
+            "come from its endpoint, so `pooling` has no effect",
+        ),
+        (
+            ["teachers=[{name: v, similarity: ranks, endpoint: {model: m}}]"],
+            "come from its endpoint, so leave out `model` and `similarity`",
+        ),
+        (
+            ["teachers=[{name: v, vectors: {path: v.parquet}, endpoint: {model: m}}]"],
+            "are given (`vectors`) or asked for (`endpoint`); leave one of them out",
+        ),
+        (["teachers=[{name: v, endpoint: {}}]"], "model"),
         (["ranks={corpus_size: 50, dimensions: 50}"], "must be below corpus_size 50"),
         (["ranks={corpus_size: 500}", "sentences.limit=400"], "is more than sentences.limit 400"),
         (["teachers.0.model=recipe:x.yaml"], "are that recipe's"),

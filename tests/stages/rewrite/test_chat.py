@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stages.endpoint.journal import request_key
 from stages.rewrite.chat import Answer, payload, read_answer
-from stages.rewrite.journal import request_key
 from stages.rewrite.rewrites import Outcome
 from tests.support.chat_client import settings_of
 

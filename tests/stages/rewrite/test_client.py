@@ -10,8 +10,8 @@ from email.utils import formatdate
 
 import pytest
 
+from stages.endpoint.failures import Patience
 from stages.errors import UserError
-from stages.rewrite.failures import Patience
 from stages.rewrite.rewrites import Outcome
 from tests.support.chat_client import ask
 from tests.support.chat_server import Reply, rewrite_of
@@ -178,12 +178,13 @@ def test_the_budget_stops_and_continues_and_is_never_exceeded(serve, tmp_path):
 SCRIPT = """
 import sys
 from stages.files import Root
+from stages.rewrite.chat import Answer
 from stages.rewrite.client import ChatClient
-from stages.rewrite.journal import Journal
+from stages.endpoint.journal import Journal
 from stages.rewrite.rewriting import Rewriting
 url, storage = sys.argv[1:]
 settings = Rewriting(model="m", key_variable=None, base_url=url, concurrency=16)
-client = ChatClient(settings, None, Journal(Root(storage), "answers", "me"), print)
+client = ChatClient(settings, None, Journal(Root(storage), "answers", "me", Answer), print)
 found = list(client.run((number, f"N {number}") for number in range(2000)))
 print(len({ref for ref, _ in found}), sum(outcome.reason is None for _, outcome in found))
 """

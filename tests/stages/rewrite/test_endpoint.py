@@ -11,11 +11,12 @@ from types import SimpleNamespace
 import pytest
 from pydantic import SecretStr
 
+from stages.endpoint.credentials import read_key
+from stages.endpoint.http import Endpoint
+from stages.endpoint.journal import Journal
 from stages.errors import UserError
 from stages.files import Root
-from stages.rewrite.credentials import read_key
-from stages.rewrite.endpoint import Endpoint
-from stages.rewrite.journal import Journal
+from stages.rewrite.chat import Answer
 from tests.support.chat_client import ask, settings_of
 from tests.support.chat_server import Reply, rewrite_of
 from tests.support.command import wait_until
@@ -192,11 +193,11 @@ def test_a_server_that_nobody_here_wrote(transformers_serve, tmp_path):
     chosen = dict(model=model, max_answer_tokens=12, max_answers=2, concurrency=4)
     found = ask(server, tmp_path, sentences, **chosen)
     assert {outcome.reason for outcome in found.values()} <= {"truncated", "not_json"}
-    spent = Journal(Root(str(tmp_path)), "answers", "me").spent()
+    spent = Journal(Root(str(tmp_path)), "answers", "me", Answer).spent()
     assert (
         spent.requests == 16 and spent.answer_tokens == 16 * 12 and spent.prompt_tokens > 16 * 300
     )
     assert ask(server, tmp_path, sentences, **chosen) == found
-    assert Journal(Root(str(tmp_path)), "answers", "me").spent() == spent
+    assert Journal(Root(str(tmp_path)), "answers", "me", Answer).spent() == spent
     with pytest.raises(UserError, match="refuses all requests now: HTTP 400 Server is pinned"):
         ask(server, tmp_path, [f"N {n}" for n in range(20)], **chosen | {"model": "nobody/no"})

@@ -1,23 +1,23 @@
 """What it means that a request is not answered.
 
 The endpoint is busy (429): everybody waits, nobody is blamed. One request fails while others are
-answered (5xx, time-outs, broken connections): it is tried `max_attempts` times, then its sentence
-is rejected. Nothing is answered any more: the stage stops, no sentence is rejected for that, and
-running again continues. A tiny request about nothing tells the last two apart.
+answered (5xx, time-outs, broken connections): it is tried `max_attempts` times, then given up.
+Nothing is answered any more: the stage stops, no request is given up for that, and running again
+continues. A tiny request about nothing tells the last two apart.
 """
 
 import asyncio
 import random
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from stages.endpoint.http import Endpoint, Reply, error_message
+from stages.endpoint.limits import Limits
+from stages.endpoint.settings import EndpointSettings
 from stages.errors import UserError
-from stages.rewrite.endpoint import Endpoint, Reply, error_message
-from stages.rewrite.limits import Limits
-from stages.rewrite.rewrites import Outcome
-from stages.rewrite.rewriting import Rewriting
 
-REFUSED_BEFORE_STOP = 10  # sentences, none answered before
+REFUSED_BEFORE_STOP = 10  # requests, none answered before
 FAILED_BEFORE_STOP = 5  # requests, none answered before
 UNREACHED_BEFORE_STOP = 3  # connections, none answered before
 CONTINUES = "What was answered is kept; run again to continue."
@@ -45,13 +45,21 @@ class Failures:
     """Counts what fails in one stage, and says when it must stop.
 
     reached: whether the endpoint has answered anything. num_busy: how often it said 429.
+
+    Args:
+        works: whether the endpoint answers a tiny request about nothing.
     """
 
     def __init__(
-        self, settings: Rewriting, endpoint: Endpoint, limits: Limits, patience: Patience
+        self,
+        settings: EndpointSettings,
+        endpoint: Endpoint,
+        limits: Limits,
+        patience: Patience,
+        works: Callable[[], Awaitable[bool]],
     ) -> None:
         self._settings, self._endpoint, self._limits = settings, endpoint, limits
-        self._patience = patience
+        self._patience, self._works = patience, works
         self._failed_in_row = self._busy_in_row = self._refused = self.num_busy = 0
         self.reached = False
         self._last_answer = time.monotonic()
@@ -74,14 +82,15 @@ class Failures:
         if silent > self._patience.busy_seconds:
             raise UserError(
                 f"{self._endpoint.url} has said nothing but 429 (too many requests) for "
-                f"{silent:,.0f} s. Lower rewriting.requests_per_minute or concurrency. {CONTINUES}"
+                f"{silent:,.0f} s. Lower {self._settings.section}.requests_per_minute or "
+                f"concurrency. {CONTINUES}"
             )
         self._busy_in_row += 1
         pause = reply.retry_after_seconds
         self._limits.pause(self._patience.backoff(self._busy_in_row) if pause is None else pause)
 
-    async def failed(self, reply: Reply, attempts: int) -> Outcome | None:
-        """A request failed that may be answered later: None to try it again, else its outcome.
+    async def failed(self, reply: Reply, attempts: int) -> str | None:
+        """A request failed that may be answered later: None to try it again, else why to give up.
 
         Args:
             attempts: how often this request has failed.
@@ -89,9 +98,8 @@ class Failures:
         Raises:
             UserError: nothing is answered any more.
         """
-        failure = {0: reply.text, 200: "its answer is not a chat completion"}.get(
-            reply.status, f"HTTP {reply.status}"
-        )
+        no_answer = f"its answer is not {self._settings.answer_name}"
+        failure = {0: reply.text, 200: no_answer}.get(reply.status, f"HTTP {reply.status}")
         if reply.status != 200 and reply.retry_after_seconds is not None:
             self._limits.pause(reply.retry_after_seconds)
         self._failed_in_row += 1
@@ -103,20 +111,24 @@ class Failures:
             return None
         async with self._probing:
             stops = self._failed_in_row >= min(enough, attempts)
-            if stops and not await self._endpoint.works():
+            if stops and not await self._works():
                 raise UserError(
                     f"{self._endpoint.url} failed {self._failed_in_row} times in a row, the last "
-                    f"time with: {self._endpoint.hidden(failure)}. Check rewriting.base_url and "
-                    f"the endpoint. {CONTINUES}"
+                    f"time with: {self._endpoint.hidden(failure)}. Check "
+                    f"{self._settings.section}.base_url and the endpoint. {CONTINUES}"
                 )
             self._failed_in_row, self.reached = 0, True
-        return Outcome("", reason=f"failed: {failure}") if exhausted else None
+        return f"failed: {failure}" if exhausted else None
 
-    async def refused(self, reply: Reply) -> Outcome:
-        """The outcome of a request that will not be answered, however often it is sent.
+    async def refused(self, reply: Reply, probes: bool) -> str:
+        """What the endpoint says about a request that it will not answer, however often it is sent.
+
+        Args:
+            probes: whether a tiny request tells that it is this one's fault; else so many refusals
+                tell that it is not.
 
         Raises:
-            UserError: it is not about the sentence, but about key, address, account or model.
+            UserError: it is not about the request, but about key, address, account or model.
         """
         url, status = self._endpoint.url, reply.status
         about = self._endpoint.hidden(error_message(reply.text))
@@ -126,18 +138,18 @@ class Failures:
             raise UserError(f"{url} refuses {where}: HTTP {status} {about}. {CONTINUES}")
         if status == 404 or 300 <= status < 400:
             raise UserError(
-                f"{url}: HTTP {status} {about}. Check rewriting.base_url and model "
+                f"{url}: HTTP {status} {about}. Check {self._settings.section}.base_url and model "
                 f"'{self._settings.model}'. {CONTINUES}"
             )
         self._refused += 1
-        if self.reached:
+        if probes:
             async with self._probing:
-                stops = not await self._endpoint.works()
+                stops = not await self._works()
         else:
             stops = self._refused >= REFUSED_BEFORE_STOP
         if stops:
             raise UserError(
                 f"{url} refuses all requests now: HTTP {status} {about}. Check the account there, "
-                f"rewriting.model and extra. {CONTINUES}"
+                f"{self._settings.section}.model and extra. {CONTINUES}"
             )
-        return Outcome(about, reason=f"refused: HTTP {status}")
+        return about

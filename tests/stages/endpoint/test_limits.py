@@ -1,14 +1,14 @@
-"""Rates and budgets of a chat endpoint, and the journal of paid answers."""
+"""Rates and budgets of an endpoint, and the journal of paid answers."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stages.endpoint.journal import Journal, Spent, request_key
+from stages.endpoint.limits import Limits, Pacer
 from stages.errors import UserError
 from stages.files import Root
 from stages.rewrite.chat import Answer
-from stages.rewrite.journal import Journal, Spent, request_key
-from stages.rewrite.limits import Limits, Pacer
 from tests.support.chat_client import settings_of
 
 
@@ -91,35 +91,43 @@ def test_requests_in_flight_count_against_the_budget(budget, requests):
 
 def test_the_journal_finds_answers_of_others_and_skips_torn_lines(tmp_path):
     root = Root(str(tmp_path))
-    mine, theirs = Journal(root, "answers", "me"), Journal(root, "answers", "them")
+    mine, theirs = Journal(root, "answers", "me", Answer), Journal(root, "answers", "them", Answer)
     keys = [request_key({"n": number}) for number in range(5)]
     answers = [Answer(f"“{number}”\n", "stop", number, 1) for number in range(5)]
     for journal, number in ((mine, 0), (theirs, 1), (mine, 2), (theirs, 3)):
-        journal.add(keys[number], answers[number])
+        journal.add([(keys[number], answers[number])])
     assert mine.get(keys[0]) == answers[0] and mine.get(keys[1]) is None
     files = sorted((tmp_path / "answers").iterdir())
     with files[0].open("ab") as file:
         file.write(b'{"key": "00", "owner": "me", "ans')
-    again = Journal(root, "answers", "me")
+    again = Journal(root, "answers", "me", Answer)
     assert [again.get(key) for key in keys] == [*answers[:4], None]
     assert again.spent() == Spent(2, 2, 2)
-    assert Journal(root, "answers", "new").spent() == Spent()
+    assert Journal(root, "answers", "new", Answer).spent() == Spent()
 
 
-def test_answers_for_an_object_store_are_found_before_and_after_they_are_written(tmp_path):
+def test_answers_for_an_object_store_are_found_before_and_after_they_are_written(
+    tmp_path, monkeypatch
+):
     (tmp_path / "answers").mkdir()
     root = Root(str(tmp_path))
     root.is_local = False  # written as whole segments
-    journal = Journal(root, "answers", "me")
+    journal = Journal(root, "answers", "me", Answer)
     keys = [request_key({"n": number}) for number in range(4)]
     answers = [Answer(f"“{number}”", "stop", number, 1) for number in range(4)]
     for number in range(4):
-        journal.add(keys[number], answers[number])
+        journal.add([(keys[number], answers[number])])
         if number == 1:
             journal.flush()
     assert [journal.get(key) for key in keys] == answers
     journal.flush()
     assert len(list((tmp_path / "answers").iterdir())) == 2
-    again = Journal(root, "answers", "me")
-    assert [again.get(key) for key in keys] == answers
+    again = Journal(root, "answers", "me", Answer)
+    reads, read = [], root.read
+    monkeypatch.setattr(root, "read", lambda name: reads.append(name) or read(name))
+    for _ in range(2):  # a request for each file, not for each answer
+        assert [again.get(key) for key in keys] == answers
+    assert len(reads) == 2
+    monkeypatch.setattr("stages.endpoint.journal.SEGMENTS_KEPT", 1)
+    assert [again.get(keys[number]) for number in (0, 3, 0, 3)] == [answers[0], answers[3]] * 2
     assert again.spent() == Spent(4, 6, 4)

@@ -1,12 +1,12 @@
-"""The replay cache: every answer of a chat model, kept as it arrives, found again by its request.
+"""The replay cache: every answer of an endpoint, kept as it arrives, found again by its request.
 
-    answers/<random>.jsonl            local: one line an answer, written before the answer is used
-    answers/<random>-000012.jsonl     object store: whole segments, at most a second of answers each
+    FOLDER/<random>.jsonl             local: one line an answer, written before the answer is used
+    FOLDER/<random>-000012.jsonl      object store: whole segments, at most a second of answers each
 
 The key is a digest of the request's body. Where it was sent and with which key is no part of it:
 the model's name says what answers. Whoever opens the journal reads all files, other recipes' too.
 
-Memory: about 150 bytes an answer (digest, file, place); the answers stay on disk. What a killed
+Memory: about 230 bytes an answer (digest, file, place); the answers stay on disk. What a killed
 process wrote last may be torn, and is skipped. A machine that loses power may lose what its file
 system had not written yet.
 """
@@ -17,13 +17,25 @@ import json
 import time
 import uuid
 from collections import defaultdict
-from dataclasses import asdict, dataclass
-from typing import IO, Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import IO, Any, Generic, Protocol, TypeVar
 
 from stages.files import Root, storage_error
-from stages.rewrite.chat import Answer
 
 SECONDS_IN_SEGMENT = 1.0
+SEGMENTS_KEPT = 8  # in memory, of those that were read again
+
+
+class Paid(Protocol):
+    """What was paid for: a request, or a share of one. Tokens as the endpoint counts them."""
+
+    @property
+    def requests(self) -> int: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def answer_tokens(self) -> int: ...
 
 
 @dataclass
@@ -34,8 +46,8 @@ class Spent:
     prompt_tokens: int = 0
     answer_tokens: int = 0
 
-    def add(self, answer: Answer) -> None:
-        self.requests += 1
+    def add(self, answer: Paid) -> None:
+        self.requests += answer.requests
         self.prompt_tokens += answer.prompt_tokens
         self.answer_tokens += answer.answer_tokens
 
@@ -46,20 +58,26 @@ def request_key(body: dict[str, Any]) -> bytes:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-class Journal:
+A = TypeVar("A", bound=Paid)
+
+
+class Journal(Generic[A]):
     """Reads what is there, and adds to it.
 
     Args:
         owner: short name of the artifact that pays for what is added.
+        answer: the dataclass that an answer is; its fields are plain data.
     """
 
-    def __init__(self, root: Root, folder: str, owner: str) -> None:
+    def __init__(self, root: Root, folder: str, owner: str, answer: Callable[..., A]) -> None:
+        self._answer = answer
         self._root, self._folder, self._owner = root, folder, owner
         self._name = uuid.uuid4().hex
         self._place: dict[bytes, tuple[str, int, int]] = {}
         self._spent: dict[str, Spent] = defaultdict(Spent)
         self._file: IO[bytes] | None = None
         self._segment, self._num_segments, self._segment_since = bytearray(), 0, 0.0
+        self._segments_read: dict[str, bytes] = {}
         for name in root.list(folder):
             if name.endswith(".jsonl"):
                 self._read(name)
@@ -70,7 +88,7 @@ class Journal:
             for line in io.BufferedReader(raw, 1 << 20):
                 try:
                     row = json.loads(line)
-                    key, answer = bytes.fromhex(row["key"]), Answer(**row["answer"])
+                    key, answer = bytes.fromhex(row["key"]), self._answer(**row["answer"])
                     self._place[key] = (name, offset, len(line))
                     self._spent[row["owner"]].add(answer)
                 except (ValueError, KeyError, TypeError):
@@ -81,41 +99,57 @@ class Journal:
         """What this journal's owner has paid for, in all its runs."""
         return self._spent[self._owner]
 
-    def get(self, key: bytes) -> Answer | None:
+    def get(self, key: bytes) -> A | None:
         """The answer to a request, if there has been one."""
         if key not in self._place:
             return None
         name, offset, length = self._place[key]
         if self._segment and name == self._segment_name:
             line = bytes(self._segment[offset : offset + length])
-        else:
-            path = self._root.path(f"{self._folder}/{name}")
-            with self._root.fs.open_input_file(path) as file:
+        elif self._root.is_local:
+            with open(self._root.path(f"{self._folder}/{name}"), "rb") as file:
                 file.seek(offset)
                 line = file.read(length)
-        return Answer(**json.loads(line)["answer"])
+        else:
+            line = self._whole_segment(name)[offset : offset + length]
+        return self._answer(**json.loads(line)["answer"])
 
-    def add(self, key: bytes, answer: Answer) -> None:
-        """Keeps an answer. Locally it is on its way to the disk when this returns."""
-        self._spent[self._owner].add(answer)
-        row = {"key": key.hex(), "owner": self._owner, "answer": asdict(answer)}
-        line = json.dumps(row).encode() + b"\n"
+    def _whole_segment(self, name: str) -> bytes:
+        """A segment on an object store. Answers are asked for about in the order of their making,
+        so the last few segments are kept."""
+        if name not in self._segments_read:
+            while len(self._segments_read) >= SEGMENTS_KEPT:
+                del self._segments_read[next(iter(self._segments_read))]
+            self._segments_read[name] = self._root.read(f"{self._folder}/{name}")
+        return self._segments_read[name]
+
+    def add(self, answers: Iterable[tuple[bytes, A]]) -> None:
+        """Keeps answers. Locally they are on their way to the disk when this returns."""
         if not self._root.is_local:
             self._segment_since = self._segment_since if self._segment else time.monotonic()
-            self._place[key] = (self._segment_name, len(self._segment), len(line))
-            self._segment += line
+            self._segment += self._lines(answers, self._segment_name, len(self._segment))
             self.flush(SECONDS_IN_SEGMENT)
             return
         name = f"{self._name}.jsonl"
         if self._file is None:
             self._root.write(f"{self._folder}/{name}", b"")  # makes the folder, errors for people
             self._file = open(self._root.path(f"{self._folder}/{name}"), "ab")  # noqa: SIM115
-        self._place[key] = (name, self._file.tell(), len(line))
         try:
-            self._file.write(line)
+            self._file.write(self._lines(answers, name, self._file.tell()))
             self._file.flush()
         except OSError as error:
             raise storage_error(self._root.uri, error) from None
+
+    def _lines(self, answers: Iterable[tuple[bytes, A]], name: str, offset: int) -> bytes:
+        """The answers' lines, which will be in file `name` from `offset` on."""
+        lines = bytearray()
+        for key, answer in answers:
+            self._spent[self._owner].add(answer)
+            row = {"key": key.hex(), "owner": self._owner, "answer": vars(answer)}
+            line = json.dumps(row).encode() + b"\n"
+            self._place[key] = (name, offset + len(lines), len(line))
+            lines += line
+        return bytes(lines)
 
     def flush(self, older_than: float = 0.0) -> None:
         """Writes what is held for an object store, if it has been held that many seconds."""

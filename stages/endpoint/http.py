@@ -1,4 +1,4 @@
-"""What goes over the wire to an OpenAI-compatible chat endpoint, and how its messages are read."""
+"""What goes over the wire to an OpenAI-compatible endpoint, and how its messages are read."""
 
 import email.utils
 import json
@@ -13,11 +13,8 @@ from urllib.parse import urlsplit
 import aiohttp
 from pydantic import SecretStr
 
-from stages.rewrite.chat import Answer, payload
-from stages.rewrite.credentials import filled
-from stages.rewrite.rewriting import Rewriting
-
-MAX_ANSWER_BYTES = 1 << 20
+from stages.endpoint.credentials import filled
+from stages.endpoint.settings import EndpointSettings
 
 
 @dataclass(frozen=True)
@@ -35,17 +32,20 @@ class Reply:
 
 
 class Endpoint:
-    """A chat endpoint. Send requests while it is `opened`.
+    """An endpoint. Send requests while it is `opened`.
 
     Args:
         variables: what ${VARIABLES} in the settings' `extra` stand for.
     """
 
     def __init__(
-        self, settings: Rewriting, key: SecretStr | None, variables: Mapping[str, SecretStr]
+        self,
+        settings: EndpointSettings,
+        key: SecretStr | None,
+        variables: Mapping[str, SecretStr],
     ) -> None:
         self._settings, self._key, self._variables = settings, key, variables
-        self.url = settings.base_url.rstrip("/") + "/chat/completions"
+        self.url = settings.base_url.rstrip("/") + settings.route
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -70,12 +70,13 @@ class Endpoint:
         """Sends a request; a `${...}` in a sentence stays as it is."""
         extra = {key: body[key] for key in self._settings.extra if key in body}
         sent, data = body | filled(extra, self._variables), bytearray()
+        most = self._settings.most_answer_bytes
         try:
             async with self._session.post(self.url, json=sent, allow_redirects=False) as response:
                 async for chunk in response.content.iter_chunked(1 << 16):
                     data += chunk
-                    if len(data) > MAX_ANSWER_BYTES:
-                        raise aiohttp.ClientError("the answer is larger than 1 MiB")
+                    if len(data) > most:
+                        raise aiohttp.ClientError(f"the answer is larger than {most >> 20} MiB")
         except TimeoutError:
             return Reply(0, f"no answer in {self._settings.timeout_seconds:g} s")
         except (aiohttp.ClientError, OSError) as error:
@@ -84,11 +85,6 @@ class Endpoint:
         wait = _seconds_from_now(response.headers.get("Retry-After", ""))
         return Reply(response.status, data.decode("utf-8", "replace"), wait)
 
-    async def works(self) -> bool:
-        """Whether it answers a tiny request that has nothing to do with any sentence."""
-        body = payload(self._settings, "Yes.", []) | {"max_tokens": 4}
-        return read_completion(await self.post(body), body) is not None
-
     def hidden(self, text: str) -> str:
         """The text without secrets, in case the endpoint repeats them."""
         for secret in [*([self._key] if self._key else []), *self._variables.values()]:
@@ -96,33 +92,9 @@ class Endpoint:
         return text
 
 
-def estimated_tokens(body: dict[str, Any]) -> int:
-    """Prompt tokens, rather too many: three bytes each, and some around every message."""
-    texts = [message["content"] for message in body["messages"]]
-    return sum(len(text.encode("utf-8", "surrogatepass")) // 3 + 8 for text in texts) + 8
-
-
-def read_completion(reply: Reply, body: dict[str, Any]) -> Answer | None:
-    """The answer in a chat completion to the request `body`; None where it is none.
-
-    Tokens that it does not count are estimated, three bytes each: a budget must hold.
-    """
-    if reply.status != 200:
-        return None
-    try:
-        whole = json.loads(reply.text)
-        choice = whole["choices"][0]
-        usage = whole.get("usage") or {}
-        content = str(choice["message"].get("content") or "")
-        prompt, made = usage.get("prompt_tokens"), usage.get("completion_tokens")
-        return Answer(
-            content,
-            str(choice.get("finish_reason") or ""),
-            estimated_tokens(body) if prompt is None else int(prompt),
-            len(content.encode("utf-8", "replace")) // 3 + 1 if made is None else int(made),
-        )
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-        return None
+def bytes_as_tokens(text: str) -> int:
+    """Tokens of a text that nobody has counted, rather too many: three bytes each."""
+    return len(text.encode("utf-8", "surrogatepass")) // 3
 
 
 def error_message(text: str) -> str:

@@ -1,21 +1,19 @@
-"""Credentials of chat endpoints: kept out of recipes, read from the environment, filled in late."""
+"""Credentials of endpoints: kept out of recipes, read from the environment, filled in late."""
 
 import json
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import SecretStr
 
+from stages.endpoint.settings import EndpointSettings
 from stages.errors import UserError
 from stages.variables import VARIABLE
 
-if TYPE_CHECKING:
-    from stages.rewrite.rewriting import Rewriting
-
 
 def read_key(
-    settings: "Rewriting", read: Callable[[str], str | None] = os.environ.get
+    settings: EndpointSettings, read: Callable[[str], str | None] = os.environ.get
 ) -> SecretStr | None:
     """The endpoint's key.
 
@@ -32,16 +30,16 @@ def read_key(
     if value is None or not value.strip():
         state = "not set" if value is None else "empty"
         raise UserError(
-            f"rewriting.key_variable: the environment variable {name} is {state}; put the "
+            f"{settings.section}.key_variable: the environment variable {name} is {state}; put the "
             "endpoint's key there, or set key_variable: null if it needs none"
         )
     return SecretStr(value.strip())
 
 
 def read_variables(
-    settings: "Rewriting", read: Callable[[str], str | None] = os.environ.get
+    settings: EndpointSettings, read: Callable[[str], str | None] = os.environ.get
 ) -> dict[str, SecretStr]:
-    """What the ${VARIABLES} of `extra` and `engine_options` stand for; arguments as `read_key`.
+    """What the ${VARIABLES} of `extra` and the like stand for; arguments as `read_key`.
 
     Raises:
         UserError: one of them is not set, or empty.
@@ -51,19 +49,25 @@ def read_variables(
         value = read(name)
         if not value:
             raise UserError(
-                f"rewriting.{field}: the environment variable {name} is not set, or empty"
+                f"{settings.section}.{field}: the environment variable {name} is not set, or empty"
             )
         found[name] = SecretStr(value)
     return found
 
 
-def variables_of(settings: "Rewriting") -> dict[str, str]:
-    """Variables that `extra` and `engine_options` name, and which of the two does."""
+def variables_of(settings: EndpointSettings) -> dict[str, str]:
+    """Variables that `extra` and other such fields name, and which of them does."""
     return {
         name: field
-        for field in ("extra", "engine_options")
+        for field in settings.late_fields()
         for name in VARIABLE.findall(json.dumps(getattr(settings, field)))
     }
+
+
+def secrets_of(settings: EndpointSettings) -> tuple[str, ...]:
+    """All environment variables that a request takes (`Resources.secrets`)."""
+    key = [settings.key_variable] if settings.key_variable else []
+    return tuple(dict.fromkeys([*key, *variables_of(settings)]))
 
 
 def filled(value: Any, variables: Mapping[str, SecretStr]) -> Any:

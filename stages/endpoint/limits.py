@@ -6,10 +6,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from stages.endpoint.journal import Paid, Spent
+from stages.endpoint.settings import EndpointSettings
 from stages.errors import UserError
-from stages.rewrite.chat import Answer
-from stages.rewrite.journal import Spent
-from stages.rewrite.rewriting import Rewriting
 
 # Requests keep this much below the limits: two that leave a second apart may arrive closer
 MARGIN = 0.98
@@ -72,7 +71,10 @@ class Limits:
     """All limits of one stage; asked before every request."""
 
     def __init__(
-        self, settings: Rewriting, spent: Spent, clock: Callable[[], float] = time.monotonic
+        self,
+        settings: EndpointSettings,
+        spent: Spent,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
         self._spent = spent
@@ -92,12 +94,12 @@ class Limits:
         Raises:
             UserError: it may need more tokens than tokens_per_minute allows.
         """
-        cost = prompt_tokens + self._settings.max_answer_tokens
+        cost = prompt_tokens + self._settings.most_answer_tokens
         if cost > (self._settings.tokens_per_minute or math.inf):
             raise UserError(
-                f"rewriting.tokens_per_minute {self._settings.tokens_per_minute} is less than "
-                f"one request may need (about {cost} tokens); raise it, or lower "
-                "max_answer_tokens"
+                f"{self._settings.section}.tokens_per_minute {self._settings.tokens_per_minute} is "
+                f"less than one request may need (about {cost} tokens); raise it, or lower "
+                f"{self._settings.lowers_tokens}"
             )
         pause = self._paused_until - self._clock()
         return max(pause, self._requests.wait(1), self._tokens.wait(cost))
@@ -105,10 +107,10 @@ class Limits:
     def take(self, prompt_tokens: int) -> Grant:
         """Grants a request and its tokens; hand what is returned to `settle` when it is over."""
         self._requests.take(1)
-        self._in_flight.append(self._tokens.take(prompt_tokens + self._settings.max_answer_tokens))
+        self._in_flight.append(self._tokens.take(prompt_tokens + self._settings.most_answer_tokens))
         return self._in_flight[-1]
 
-    def settle(self, grant: Grant, answer: Answer | None) -> None:
+    def settle(self, grant: Grant, answer: Paid | None) -> None:
         """Ends a request: what it did not use is free again."""
         self._in_flight.remove(grant)
         used = 0 if answer is None else answer.prompt_tokens + answer.answer_tokens
@@ -116,7 +118,7 @@ class Limits:
 
     def exceeded(self, prompt_tokens: int) -> str | None:
         """The budget setting that one more request could exceed, requests in flight included."""
-        budget, most_answer = self._settings.budget, self._settings.max_answer_tokens
+        budget, most_answer = self._settings.budget, self._settings.most_answer_tokens
         pending = [prompt_tokens, *(grant.cost - most_answer for grant in self._in_flight)]
         prompt = self._spent.prompt_tokens + sum(pending)
         answer = self._spent.answer_tokens + len(pending) * most_answer
@@ -125,7 +127,7 @@ class Limits:
             return "max_requests"
         if budget.max_tokens is not None and prompt + answer > budget.max_tokens:
             return "max_tokens"
-        if budget.max_cost is not None and (self._cost(prompt, answer) or 0) > budget.max_cost:
+        if budget.max_cost is not None and (budget.cost(prompt, answer) or 0) > budget.max_cost:
             return "max_cost"
         return None
 
@@ -134,12 +136,5 @@ class Limits:
         """What has been spent, in words."""
         spent = self._spent
         text = f"{spent.requests:,} answers, {spent.prompt_tokens + spent.answer_tokens:,} tokens"
-        cost = self._cost(spent.prompt_tokens, spent.answer_tokens)
+        cost = self._settings.budget.cost(spent.prompt_tokens, spent.answer_tokens)
         return text if cost is None else f"{text}, cost {cost:,.4f}"
-
-    def _cost(self, prompt_tokens: float, answer_tokens: float) -> float | None:
-        budget = self._settings.budget
-        prices = budget.price_per_million_prompt_tokens, budget.price_per_million_answer_tokens
-        if prices[0] is None or prices[1] is None:
-            return None
-        return (prompt_tokens * prices[0] + answer_tokens * prices[1]) / 1e6

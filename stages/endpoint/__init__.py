@@ -1,0 +1,1 @@
+"""HTTP endpoints that are paid by the request: how they are asked, paced and remembered."""

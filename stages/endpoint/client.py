@@ -1,0 +1,288 @@
+"""Sends many requests at once to an endpoint that is paid by the request.
+
+One dispatcher sends everything, so rates, pauses and the budget hold for the whole stage. A request
+in flight holds one of `concurrency` slots until it is known what its failure means; one that waits
+to be tried again holds none. The first request goes alone: a wrong address, key or model is one
+message within seconds. What a failure means is in `failures`.
+
+What is asked, and how answers are read, is its subclasses': stages/rewrite/client.py asks a chat
+model, stages/embed/client.py an embedding model.
+"""
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from pydantic import SecretStr
+
+from stages.endpoint.failures import Failures, Patience
+from stages.endpoint.http import Endpoint, Reply, error_message
+from stages.endpoint.journal import Paid, Spent
+from stages.endpoint.limits import Grant, Limits
+from stages.endpoint.settings import EndpointSettings
+from stages.errors import UserError
+
+SECONDS_BETWEEN_LINES = 5.0
+
+
+@dataclass
+class Request:
+    """What is asked about one or more sentences: the body, and how often it failed."""
+
+    attempts: int = field(default=0, init=False)
+    body: dict[str, Any] = field(default_factory=dict, init=False)
+
+    @property
+    def num_sentences(self) -> int:
+        return 1
+
+
+R = TypeVar("R", bound=Request)
+A = TypeVar("A", bound=Paid)
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class GivenUp(Generic[R, Found]):
+    """What becomes of a request that is not answered: a result, or requests in its place."""
+
+    found: Found | None = None
+    instead: tuple[R, ...] = ()
+
+
+class Client(ABC, Generic[R, A, Found]):
+    """Requests in, results out; see the module.
+
+    Args:
+        spent: of the journal: the budget counts it.
+        say: takes a line of progress.
+        variables: what ${VARIABLES} in the settings' `extra` stand for.
+    """
+
+    def __init__(
+        self,
+        settings: EndpointSettings,
+        key: SecretStr | None,
+        spent: Spent,
+        say: Callable[[str], None],
+        patience: Patience | None = None,
+        variables: Mapping[str, SecretStr] | None = None,
+    ) -> None:
+        self._asked, self._say = settings, say
+        self._patience = patience or Patience()
+        self._limits = Limits(settings, spent)
+        self._endpoint = Endpoint(settings, key, variables or {})
+        self._failures = Failures(
+            settings, self._endpoint, self._limits, self._patience, self._works
+        )
+        self._results: asyncio.Queue[Found | None]
+        self._results = asyncio.Queue(2 * settings.concurrency)
+        self._retries: deque[R] = deque()
+        self._changed = asyncio.Event()
+        # requests taken and not finished, tasks that send one, requests on their way
+        self._open = self._tasks = self._in_flight = 0
+        self._done = 0
+        self._fatal: Exception | None = None
+        self._last_line = time.monotonic()
+
+    @abstractmethod
+    def prepare(self, request: R) -> Found | None:
+        """The result as far as it is known without asking; else None, and `body` is filled in."""
+
+    @abstractmethod
+    def probe(self) -> dict[str, Any]:
+        """The body of a tiny request that has nothing to do with any sentence."""
+
+    @abstractmethod
+    def estimated_tokens(self, body: dict[str, Any]) -> int:
+        """Tokens of a request before it is sent, rather too many."""
+
+    @abstractmethod
+    def read(self, reply: Reply, body: dict[str, Any]) -> A | None:
+        """What a reply to `body` answers; None where it is none of `answer_name`.
+
+        Raises:
+            UserError: this endpoint cannot be used.
+        """
+
+    @abstractmethod
+    def keep(self, request: R, answer: A) -> None:
+        """Writes the answer down."""
+
+    @abstractmethod
+    def judge(self, request: R, answer: A) -> Found | None:
+        """The result of an answer; None when the request, with another body, is to be sent again.
+
+        Raises:
+            UserError: such answers are of no use.
+        """
+
+    @abstractmethod
+    def give_up(self, request: R, reason: str, said: str) -> GivenUp[R, Found]:
+        """What becomes of a request that will not be answered, although others are.
+
+        Args:
+            reason: e.g. `refused: HTTP 400`, or `failed: HTTP 500` after `max_attempts`.
+            said: the endpoint's own message.
+
+        Raises:
+            UserError: there must be an answer.
+        """
+
+    @property
+    def probes_refusals(self) -> bool:
+        """Whether a probe tells what a refusal is about; else many of them do."""
+        return True
+
+    @property
+    def summary(self) -> str:
+        """What has been spent, in words."""
+        return self._limits.summary
+
+    def run_requests(self, requests: Iterable[R]) -> Iterator[Found]:
+        """Results as they come, in any order; takes requests as it has room for them.
+
+        Raises:
+            UserError: the endpoint cannot be used, answers no more, or the budget is spent.
+        """
+        with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+            loop = runner.get_loop()
+            driver = loop.create_task(self._drive(iter(requests)))  # noqa: F841 - or it is collected
+            while (found := loop.run_until_complete(self._results.get())) is not None:
+                yield found
+        if self._fatal is not None:
+            raise self._fatal
+
+    async def _drive(self, requests: Iterator[R]) -> None:
+        """Sends what is to be sent. A None ends the results; `_fatal` says what went wrong."""
+        try:
+            async with self._endpoint.opened(), asyncio.TaskGroup() as group:
+                while (request := await self._next(requests)) is not None:
+                    found = self.prepare(request)
+                    if found is not None:
+                        await self._give(request, found)
+                        continue
+                    grant = await self._permission(request)
+                    self._tasks += 1
+                    group.create_task(self._send(request, grant))
+                    self._tell()
+        except Exception as error:
+            errors = error.exceptions if isinstance(error, ExceptionGroup) else [error]
+            self._fatal = next((one for one in errors if isinstance(one, UserError)), errors[0])
+        await self._results.put(None)
+
+    async def _next(self, requests: Iterator[R]) -> R | None:
+        """One to be tried again if there is any, else a new one; None when all are done."""
+        while True:
+            self._changed.clear()
+            if self._fatal is None:
+                if self._retries:
+                    return self._retries.popleft()
+                if self._open < 3 * self._asked.concurrency:  # else many wait already
+                    new = next(requests, None)
+                    if new is not None:
+                        self._open += 1
+                        return new
+                if not self._open:
+                    return None
+            elif not self._tasks:
+                raise self._fatal
+            await self._changed.wait()
+
+    async def _permission(self, request: R) -> Grant:
+        """Waits for a slot, the limits and the budget."""
+        tokens = self.estimated_tokens(request.body)
+        while True:
+            self._changed.clear()
+            if self._fatal is not None and not self._tasks:
+                raise self._fatal
+            delay = self._limits.wait(tokens)
+            short = self._limits.exceeded(tokens)
+            if short is not None and not self._tasks:
+                raise UserError(
+                    f"{self._asked.section}.budget.{short} is reached: {self._limits.summary} so "
+                    "far. Raise it and run again to continue; nothing is paid twice."
+                )
+            most = self._asked.concurrency if self._failures.reached else 1
+            free = self._fatal is None and short is None and self._in_flight < most
+            if free and delay <= 0:
+                self._in_flight += 1
+                return self._limits.take(tokens)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), delay if free else None)
+
+    async def _send(self, request: R, grant: Grant) -> None:
+        """Sends a request; gives its result, or puts it back to be tried again."""
+        answer = found = None
+        again: tuple[R, ...] = (request,)
+        backoff_seconds = 0.0
+        try:
+            reply = await self._endpoint.post(request.body)
+            answer = self.read(reply, request.body)
+            if answer is not None:
+                self.keep(request, answer)
+                self._failures.answered()
+                request.attempts = 0
+                found = self.judge(request, answer)
+            elif reply.status == 429:
+                self._failures.busy(reply)
+            else:
+                given_up = await self._failed(request, reply)
+                if given_up is None:
+                    backoff_seconds = self._patience.backoff(request.attempts)
+                else:
+                    found, again = given_up.found, given_up.instead
+        except UserError as error:
+            # others in flight are answered, and paid for: the driver lets them end before it stops
+            self._fatal, found, again = self._fatal or error, None, (request,)
+        finally:
+            self._in_flight -= 1
+            self._limits.settle(grant, answer)
+            self._changed.set()
+        if found is None:
+            self._open += len(again) - 1
+            for one in again:
+                asyncio.get_running_loop().call_later(backoff_seconds, self._again, one)
+        else:
+            await self._give(request, found)
+        self._tasks -= 1
+        self._changed.set()
+
+    async def _failed(self, request: R, reply: Reply) -> GivenUp[R, Found] | None:
+        """What becomes of a request without an answer; None to try it again."""
+        status = reply.status
+        if status in (0, 200, 408, 409, 425) or status >= 500:
+            request.attempts += 1
+            reason = await self._failures.failed(reply, request.attempts)
+            said = self._endpoint.hidden(error_message(reply.text)) if status else ""
+            return None if reason is None else self.give_up(request, reason, said)
+        said = await self._failures.refused(reply, self.probes_refusals)
+        return self.give_up(request, f"refused: HTTP {status}", said)
+
+    async def _works(self) -> bool:
+        """Whether the endpoint answers the probe."""
+        body = self.probe()
+        return self.read(await self._endpoint.post(body), body) is not None
+
+    async def _give(self, request: R, found: Found) -> None:
+        self._open -= 1
+        self._done += request.num_sentences
+        await self._results.put(found)
+
+    def _again(self, request: R) -> None:
+        self._retries.append(request)
+        self._changed.set()
+
+    def _tell(self) -> None:
+        now = time.monotonic()
+        if now - self._last_line >= SECONDS_BETWEEN_LINES:
+            self._last_line = now
+            self._say(
+                f"{self._done:,} sentences, {self._in_flight} requests in flight, "
+                f"{self._failures.num_busy:,} times 429; {self._limits.summary}"
+            )
