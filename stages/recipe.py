@@ -108,7 +108,9 @@ class Recipe(Extensible):
     student: StudentSettings
     train: TrainSettings
     evaluate: EvaluateSettings = EvaluateSettings()
-    export: ExportSettings | None = None
+    export: ExportSettings | None = added(
+        None, description="Variants of the exported student, beside its folder."
+    )
     _texts: Texts = PrivateAttr(default_factory=dict)
 
     @field_validator("teachers")

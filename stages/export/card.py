@@ -77,7 +77,8 @@ def _variants(parts: Sequence[StudentPart]) -> str:
     lines = "\n".join(f"model = {part.usage}  # {part.name}" for part in published)
     return f"""## Variants
 
-What each keeps of the student, and how fast it is, is under Figures.
+What each keeps of the student, and how fast it is, is under Figures. The backends `onnx` and
+`openvino` come with `sentence-transformers[onnx]` and `[openvino]`.
 
 ```python
 {lines}

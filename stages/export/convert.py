@@ -23,9 +23,7 @@ FILES = {
     "openvino": "openvino/openvino_model.xml",
     "openvino-int8": "openvino/openvino_model_qint8.xml",
     "bf16": "model.bf16.safetensors",
-    "fp16": "model.fp16.safetensors",
 }
-DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 OUTPUT = "last_hidden_state"
 MOST_BYTES = 2**31  # of one ONNX file: protobuf's limit
 
@@ -115,14 +113,13 @@ def quantise_openvino(source: Path, file: Path, student: Any, sentences: Sequenc
     openvino.save_model(quantised, str(file), compress_to_fp16=False)
 
 
-def write_weights(source: Path, variant: str, file: Path) -> None:
-    """The weights of `source` (safetensors) in 16 bits: transformers' `variant`."""
+def write_bfloat16(source: Path, file: Path) -> None:
+    """The weights of `source` (safetensors) in bfloat16: what transformers calls a variant."""
     import torch
     from safetensors.torch import load_file, save_file
 
-    dtype = getattr(torch, DTYPES[variant])
     file.parent.mkdir(parents=True, exist_ok=True)
-    cast = {name: weights.to(dtype) for name, weights in load_file(source).items()}
+    cast = {name: weights.to(torch.bfloat16) for name, weights in load_file(source).items()}
     save_file(cast, file, metadata={"format": "pt"})
 
 

@@ -44,7 +44,7 @@ class Proof:
         """In one line."""
         median, low, high = self.times_as_fast
         worst = max(self.lost, key=lambda name: _order(self.lost[name]), default="")
-        lost = f"most points lost: {self.lost[worst]:.2f} ({worst}); " if worst else ""
+        lost = f"at most {self.lost[worst]:.2f} points lost ({worst}); " if worst else ""
         return (
             f"cosine to the float32 student {self.cosine:.4f}, at worst {self.lowest_cosine:.4f} "
             f"({self.num_compared:,} sentences); {lost}{median:.2f} times as fast in "

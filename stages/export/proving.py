@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from stages.contract import Figure, Work
 from stages.evaluate.base import Encode, Evaluation, Tested
 from stages.evaluate.speed import NUM_TEXTS, time_all, times_as_fast
-from stages.export.convert import DTYPES, FILES
+from stages.export.convert import FILES
 from stages.export.proof import Proof, cosines, points_lost
 
 if TYPE_CHECKING:
@@ -69,12 +69,12 @@ class Reference:
 
     @cached_property
     def figures(self) -> list[Figure]:
-        return self.score(self.encode)
+        return self.score(self.encode, self.work)
 
-    def score(self, encode: Encode) -> list[Figure]:
+    def score(self, encode: Encode, work: Work) -> list[Figure]:
         """What the recipe's tests say of these vectors."""
         tested = Tested(encode, None)
-        return [figure for test in self.tests for figure in test.score(tested, self.work).figures]
+        return [figure for test in self.tests for figure in test.score(tested, work).figures]
 
 
 def write_variant(variant: str, reference: Reference, target: Path) -> None:
@@ -82,8 +82,8 @@ def write_variant(variant: str, reference: Reference, target: Path) -> None:
     from stages.export import convert
 
     file = target / FILES[variant]
-    if variant in DTYPES:
-        convert.write_weights(reference.folder / "model.safetensors", variant, file)
+    if variant == "bf16":
+        convert.write_bfloat16(reference.folder / "model.safetensors", file)
     elif variant == "onnx-int8":
         convert.quantise_onnx(reference.onnx, file)
     elif variant == "openvino-int8":
@@ -97,7 +97,7 @@ def write_variant(variant: str, reference: Reference, target: Path) -> None:
             shutil.copy(one, file.parent)
 
 
-def prove(variant: str, reference: Reference, target: Path) -> Proof:
+def prove(variant: str, reference: Reference, target: Path, work: Work) -> Proof:
     """Measures the variant whose files are in `target`."""
     import numpy as np
     import torch
@@ -109,7 +109,7 @@ def prove(variant: str, reference: Reference, target: Path) -> Proof:
         _link(target, Path(whole))
         encode = encode_with(load_variant(Path(whole), variant))
         mean, lowest = cosines(encode(reference.compared), reference.vectors)
-        figures = reference.score(encode)
+        figures = reference.score(encode, work)
         texts = reference.compared[:NUM_TEXTS]
         seconds = time_all({"float32": reference.encode, "variant": encode}, texts)
     ratio = times_as_fast(seconds["float32"], seconds["variant"])

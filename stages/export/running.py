@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from stages.export.convert import DTYPES, FILES, OUTPUT, load_openvino
+from stages.export.convert import FILES, OUTPUT, load_openvino
 from stages.rows import unit_rows
 
 # Graph inputs by name to token states (B, L, D).
@@ -31,11 +31,8 @@ def load_variant(folder: Path, variant: str) -> Any:
 
     Its graph gets as many threads as torch has, so that both can be timed side by side.
     """
-    if variant in DTYPES:
-        import torch
-
-        dtype = getattr(torch, DTYPES[variant])
-        return load_student(folder, variant=variant, dtype=dtype)
+    if variant == "bf16":
+        return load_student(folder, variant="bf16", dtype="bfloat16")
     student = load_student(folder)
     file = folder / FILES[variant]
     names, run = _onnx(file) if file.suffix == ".onnx" else _openvino(file)

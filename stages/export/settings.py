@@ -6,7 +6,7 @@ from pydantic import Field, field_validator
 
 from stages.settings import Settings
 
-VariantName = Literal["onnx", "onnx-int8", "openvino", "openvino-int8", "bf16", "fp16"]
+VariantName = Literal["onnx", "onnx-int8", "openvino", "openvino-int8", "bf16"]
 
 
 class GateSettings(Settings):
@@ -34,7 +34,7 @@ class ExportSettings(Settings):
     variants: list[VariantName] = Field(
         min_length=1,
         description="onnx, openvino: graphs for sentence-transformers' backends; -int8: their "
-        "weights and activations in 8 bits; bf16, fp16: weights of half the size.",
+        "weights and activations in 8 bits; bf16: weights of half the size.",
     )
     gate: GateSettings = GateSettings()
 

@@ -18,7 +18,7 @@ from stages.contract import (
     measured,
 )
 from stages.evaluate.base import Evaluation
-from stages.export.convert import DTYPES, FILES
+from stages.export.convert import FILES
 from stages.export.proof import refusal
 from stages.export.proving import Reference, prove, write_variant
 from stages.export.settings import GateSettings
@@ -88,7 +88,7 @@ class Variant(Stage):
         with tempfile.TemporaryDirectory() as local:
             target = Path(local) / "model"
             write_variant(self.variant, loaded, target)
-            proof = prove(self.variant, loaded, target)
+            proof = prove(self.variant, loaded, target, work)
             missed = refusal(self.gate, proof)
             refused = f"{self.variant} is not published: {missed}. It has {proof.told()}."
             line = refused if missed else f"{self.variant}: {proof.told()}."
@@ -104,8 +104,8 @@ class Variant(Stage):
 
 def _usage(variant: str) -> str:
     file = FILES[variant]
-    if variant in DTYPES:
-        options = f'model_kwargs={{"variant": "{variant}", "dtype": "{DTYPES[variant]}"}}'
+    if variant == "bf16":
+        options = 'model_kwargs={"variant": "bf16", "dtype": "bfloat16"}'
     else:
         backend = variant.removesuffix("-int8")
         options = f'backend="{backend}", model_kwargs={{"file_name": "{file}"}}'
