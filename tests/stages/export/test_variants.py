@@ -1,5 +1,6 @@
 """Variants of the exported student: what they keep, what the gate refuses, how they are told of."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -92,6 +93,11 @@ def test_a_variant_gives_the_students_vectors(references, tmp_path, kind, varian
     assert proof.megabytes > 0
     assert 0 < proof.times_as_fast[1] <= proof.times_as_fast[0] <= proof.times_as_fast[2]
     assert refusal(GateSettings(), proof) == ""
+
+
+def test_a_template_is_in_a_tokenizer_that_optimums_transformers_4_knows(references):
+    config = references["Roberta"].folder / "tokenizer_config.json"
+    assert json.loads(config.read_text())["tokenizer_class"] == "PreTrainedTokenizerFast"
 
 
 def test_8_bits_are_smaller_and_not_the_same(references, tmp_path):
