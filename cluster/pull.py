@@ -84,8 +84,9 @@ def _fetch_run(store: ArtifactStore, record: str, target: Path) -> list[str]:
         student = json.loads(store.root.read(f"{record}/student.json"))
     except FileNotFoundError:
         return [*lines, "no student: the run had none to export, or an older Sentray made it"]
-    source = store.open(student["folder"]).folder_path("model")
-    shutil.copytree(source, target / "student")
+    for folder in (student["folder"], *student.get("more", [])):
+        source = store.open(folder).folder_path("model")
+        shutil.copytree(source, target / "student", dirs_exist_ok=True)
     (target / "student" / "README.md").write_text(student["card"], encoding="utf-8")
     return lines
 

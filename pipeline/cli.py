@@ -39,6 +39,7 @@ def _run(options: argparse.Namespace) -> int:
     from pipeline.recipe.read import load_recipe
     from pipeline.run.pools import read_pools
     from pipeline.run.runner import run
+    from pipeline.run.student import check_published
 
     recipe = load_recipe(options.recipe, options.set)
     pools = read_pools(options.pools)
@@ -47,7 +48,8 @@ def _run(options: argparse.Namespace) -> int:
 
     if not busy:
         print(f"{recipe.name}: nothing to do")
-    print(show_result(recipe))
+    print(show_result(recipe), flush=True)
+    check_published(recipe)
     return 0
 
 

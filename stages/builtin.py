@@ -12,6 +12,7 @@ from stages.embed.stage import Embed, cosine_factors
 from stages.evaluate import speed
 from stages.evaluate import stage as evaluate
 from stages.export import stage as export
+from stages.export import variant
 from stages.plugins import Extensions
 from stages.ranks import stage as ranks
 from stages.rewrite import stage as rewrite
@@ -34,6 +35,7 @@ BUILTIN = Extensions(
         train.Train,
         evaluate.Evaluate,
         export.Export,
+        variant.Variant,
         speed.Speed,
     ),
     # what a recipe becomes, inputs before those who read them
@@ -46,6 +48,7 @@ BUILTIN = Extensions(
         ranks.plan_student,
         evaluate.plan,
         export.plan,
+        variant.plan,
         speed.plan,
     ),
     similarities={

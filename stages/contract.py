@@ -202,9 +202,15 @@ class Stage(ABC):
         """Makes the whole node and publishes it."""
         raise NotImplementedError
 
-    def student_card(self, artifact: Artifact, table: str) -> str | None:
+    def student_card(
+        self, artifact: Artifact, table: str, parts: Sequence["StudentPart"] = ()
+    ) -> str | None:
         """The model card with a run's figures, where the artifact is a student to be used (its
         folder `model`); None for all others."""
+        return None
+
+    def student_part(self, artifact: Artifact) -> "StudentPart | None":
+        """What the artifact adds to the student to be used, if that is what it is for."""
         return None
 
     def report(self, artifact: Artifact) -> dict[str, str | list[dict[str, Any]]]:
@@ -222,6 +228,19 @@ class Stage(ABC):
             open_input: one of its inputs by name.
         """
         return []
+
+
+@dataclass(frozen=True)
+class StudentPart:
+    """More files of the student: the artifact's folder `model`, laid over the student's own.
+
+    name: of what the files are, e.g. onnx-int8. usage: Python that loads it from the folder
+    `path/to/this/folder`, for the model card. refused: why there are no files; "" where there are.
+    """
+
+    name: str
+    usage: str
+    refused: str = ""
 
 
 class RowWise(Stage):
@@ -272,24 +291,27 @@ class EncoderLabel:
     """Whose figures these are: the student before or after training, or a teacher.
 
     ranks: with rank similarities (RankEncoder) instead of plain cosines. documents: the teacher
-    that embeds what the student's vectors are compared with; "" for the student itself.
+    that embeds what the student's vectors are compared with; "" for the student itself. variant: of
+    the exported student, such as onnx-int8; "" for the student itself.
     """
 
     role: Role
     name: str
     ranks: bool = False
     documents: str = ""
+    variant: str = ""
 
     @property
     def title(self) -> str:
         title = self.name if self.role == "teacher" else f"student {self.role}"
         title += f" to {self.documents}" if self.documents else ""
+        title += f", {self.variant}" if self.variant else ""
         return f"{title} + ranks" if self.ranks else title
 
     @property
     def is_student(self) -> bool:
         """Whether these are the trained student's own figures, with nothing else at work."""
-        return self.role == "after" and not self.ranks and not self.documents
+        return self.role == "after" and not (self.ranks or self.documents or self.variant)
 
 
 @dataclass(frozen=True)

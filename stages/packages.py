@@ -24,6 +24,8 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "translation": ("ctranslate2", "sacremoses", "sentencepiece"),
     "hub": ("datasets",),
     "negation": ("spacy",),
+    "onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "openvino": ("onnx", "onnxscript", "openvino", "nncf"),
 }
 
 

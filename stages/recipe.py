@@ -8,6 +8,7 @@
     student:    the encoder to train                  stages/train/settings.py
     train:      objectives, schedule, engine          stages/train/settings.py
     evaluate:   tests of student and teachers         stages/evaluate/settings.py
+    export:     further variants of the student       stages/export/settings.py
     search:     what `sentray tune` searches          tune/settings.py
 
 An encoder may be the student of another recipe (`model: recipe:simcse.yaml`, relative to this
@@ -26,6 +27,7 @@ from stages.embed.endpoint import EmbeddingEndpoint
 from stages.embed.given import VectorsSettings
 from stages.encoder.settings import EncoderSettings
 from stages.evaluate.settings import EvaluateSettings
+from stages.export.settings import ExportSettings
 from stages.fields import ModelName, StoragePath
 from stages.ranks.settings import RanksSettings
 from stages.rewrite.settings import PerturbSettings
@@ -124,6 +126,9 @@ class Recipe(Extensible):
     student: StudentSettings
     train: TrainSettings
     evaluate: EvaluateSettings = EvaluateSettings()
+    export: ExportSettings | None = added(
+        None, description="Variants of the exported student, beside its folder."
+    )
     _texts: Texts = PrivateAttr(default_factory=dict)
 
     @field_validator("teachers")
@@ -192,6 +197,12 @@ class Recipe(Extensible):
             raise ValueError(
                 "evaluate.retrieval needs held-out pairs: set sentences.source: python-docs and "
                 "sentences.holdout_pairs"
+            )
+        gate = self.export.gate if self.export else None
+        if gate and gate.points is not None and all(t.reads_model for t in self.evaluate.tests):
+            raise ValueError(
+                "export.gate.points needs tests on which points can be lost: add some under "
+                "`evaluate`, or leave it out"
             )
         return self
 

@@ -148,6 +148,14 @@ BAD = {
         lambda tmp: ["evaluate.sts.0.split=devel"], "fewer than two pairs with split"),
     "a corpus that is not there": (
         lambda tmp: [f"sentences.path={tmp}/nowhere.txt"], "no file or folder"),
+    "a variant that there is not": (
+        lambda tmp: ["export={variants: [onnx-int4]}"], "export.variants"),
+    "no variant": (lambda tmp: ["export={variants: []}"], "export.variants"),
+    "a variant twice": (
+        lambda tmp: ["export={variants: [bf16, bf16]}"], "the variant 'bf16' is there twice"),
+    "points where nothing is tested": (
+        lambda tmp: ["export={variants: [bf16], gate: {points: 1}}", "evaluate.sts=[]"],
+        "export.gate.points needs tests"),
     "a storage root that is a file": (unwritable, "cannot be read or written"),
     "credentials in the storage address": (
         lambda tmp: ["storage=s3://key:secret@bucket/x"], "credentials do not belong"),

@@ -35,15 +35,16 @@ class Results:
 
     @property
     def encoders(self) -> list[EncoderLabel]:
-        """Before, teachers, after; each followed by itself with ranks, and the last one by itself
-        with a teacher's documents. After --only some may miss."""
+        """Before, teachers, after; each followed by itself with ranks, the student by itself with a
+        teacher's documents and by its variants. After --only some may miss."""
         found = list(dict.fromkeys(one.encoder for one in self.measurements))
         places = {label: place for place, label in enumerate(found)}
         first = {name: place for place, name in enumerate(dict.fromkeys(x.name for x in found))}
-        return sorted(
-            found,
-            key=lambda x: (ORDER[x.role], first[x.name], x.documents, x.ranks, places[x]),
-        )
+
+        def order(x: EncoderLabel) -> tuple[Any, ...]:
+            return ORDER[x.role], first[x.name], bool(x.variant), x.documents, x.ranks, places[x]
+
+        return sorted(found, key=order)
 
     @property
     def columns(self) -> list[str]:

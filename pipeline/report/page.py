@@ -55,8 +55,9 @@ def _colour(encoder: EncoderLabel, others: Iterator[str]) -> str:
 
 
 def _bars(results: Results) -> str:
-    """Every figure in percent as a group of bars, encoders in the table's order."""
-    encoders = results.encoders
+    """Every figure in percent as a group of bars, encoders in the table's order; the student's
+    variants, which hardly differ from it, are in the table only."""
+    encoders = [encoder for encoder in results.encoders if not encoder.variant]
     groups = [
         name
         for name in results.columns

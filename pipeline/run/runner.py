@@ -1,20 +1,15 @@
 """Brings a recipe's artifacts up to date: chooses what to make, checks it, makes it, records it."""
 
-import json
-import os
-import shutil
-import time
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from types import MappingProxyType
 
 from pipeline.plan.graph import Node
 from pipeline.plan.plan import Plan, make_plan
 from pipeline.recipe.read import dump_recipe
-from pipeline.report.figures import Results, collect
+from pipeline.report.figures import collect
 from pipeline.run.making import make
 from pipeline.run.pools import PoolSettings
-from pipeline.store.artifacts import Artifact
+from pipeline.run.student import find_student, present_student
 from pipeline.store.history import start_record
 from stages.errors import UserError
 from stages.recipe import Recipe
@@ -173,54 +168,5 @@ def finish(plan: Plan, record: str) -> None:
     write_report(plan, results, record)
     student = find_student(plan, results)
     if student is not None:
-        artifact, card = student
-        about = {"folder": artifact.folder, "card": card}
-        root.write(f"{record}/student.json", json.dumps(about).encode())
+        root.write(f"{record}/student.json", student.record())
     present_student(plan, student)
-
-
-def find_student(plan: Plan, results: Results) -> tuple[Artifact, str] | None:
-    """The exported student, where there is one, and its model card with the figures."""
-    from pipeline.report.table import results_table
-
-    for planned in plan.nodes.values():
-        if not results.complete or plan.store.manifest(planned.folder) is None:
-            continue
-        artifact = plan.store.open(planned.folder, planned.node.name)
-        card = planned.node.stage.student_card(artifact, results_table(results))
-        if card is not None and planned.node.recipe == plan.recipe.name:
-            return artifact, card
-    return None
-
-
-def present_student(plan: Plan, student: tuple[Artifact, str] | None) -> None:
-    """`students/NAME`: links to the newest export's files, and the model card.
-
-    Only on a local file system. The folder is swapped in whole: whoever loads it meanwhile has the
-    old one.
-    """
-    link = plan.store.root.local_path(f"students/{plan.recipe.name}")
-    if link is not None and student is not None:
-        _lay_out(link, *student)
-
-
-def _lay_out(link: Path, artifact: Artifact, card: str) -> None:
-    modules = artifact.local_path("model/modules.json")
-    readme = link / "README.md"
-    is_here = readme.is_file() and (link / "modules.json").resolve() == modules
-    if is_here and readme.read_text(encoding="utf-8") == card:
-        return
-    source = artifact.folder_path("model")
-    target = link.with_name(f".{link.name}-{time.time_ns()}")
-    for file in sorted(path for path in source.rglob("*") if path.is_file()):
-        place = target / file.relative_to(source)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if file.name != "README.md":
-            place.symlink_to(os.path.relpath(file, place.parent))  # the storage may be moved
-    (target / "README.md").write_text(card, encoding="utf-8")
-    aside = link.with_name(f"{target.name}-link")
-    aside.symlink_to(target.name)
-    old = link.resolve() if link.is_symlink() else None
-    aside.replace(link)
-    if old is not None and old.parent == target.parent.resolve() and old.name != target.name:
-        shutil.rmtree(old)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stages.contract import Figure, Work
+from stages.plugins import plugin_of
 from stages.settings import Settings
 
 if TYPE_CHECKING:
@@ -21,13 +22,15 @@ Encode = Callable[[Sequence[str]], "np.ndarray"]
 class Tested:
     """The encoder under test.
 
-    encode: with rank vectors, where the node asks for them; `model` is the bare encoder.
+    encode: with rank vectors, where the node asks for them.
+    model: the bare encoder; None for a variant of an exported student, of which there are vectors
+        only (see `Evaluation.reads_model`).
     encode_documents: the teacher's, where it is the one that embeds documents (or second sentences)
         in a space that it shares with the student; None for `encode` itself.
     """
 
     encode: Encode
-    model: "Encoder | PipelineEncoder"
+    model: "Encoder | PipelineEncoder | None"
     encode_documents: Encode | None = None
 
 
@@ -61,6 +64,16 @@ class Evaluation(Settings):
     def reads(self) -> tuple[str, ...]:
         """Nodes that it reads beside the encoder, such as `sentences`."""
         return ()
+
+    @property
+    def reads_model(self) -> bool:
+        """Whether it looks at `Tested.model`; it is then no test for variants of the student."""
+        return False
+
+    def described(self) -> dict[str, Any]:
+        """What decides its figures: class, settings and plug-in."""
+        found = self.identity(f"evaluate.{self.title}") | plugin_of(type(self))
+        return found | {"kind": type(self).__name__}
 
     def check(self) -> None:
         """Looks at its files before anything is made; no torch.

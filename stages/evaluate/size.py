@@ -11,7 +11,12 @@ class Size(Evaluation):
     def title(self) -> str:
         return "size"
 
+    @property
+    def reads_model(self) -> bool:
+        return True
+
     def score(self, tested: Tested, work: Work) -> Result:
+        assert tested.model is not None
         number = tested.model.num_parameters
         figures = [
             Figure("layers", tested.model.num_layers, "neither", decimals=0),

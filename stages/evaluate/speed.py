@@ -5,7 +5,7 @@ the median of the paired ratios with its range; absolute rates are only of this 
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +26,6 @@ from stages.teachers import encoding_teachers
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from stages.encoder.model import Encoder
-    from stages.encoder.pipeline import PipelineEncoder
 
 NUM_ROUNDS = 5
 NUM_TEXTS = 256
@@ -67,7 +64,8 @@ class Speed(Stage):
             for name, one in everyone.items()
         }
         work.say(f"{len(texts)} sentences, student and {len(self.teachers)} teacher(s) in turn")
-        work.publish(compared(time_all(encoders, texts), len(texts)))
+        encode = {name: encoder.encode for name, encoder in encoders.items()}
+        work.publish(compared(time_all(encode, texts), len(texts)))
 
 
 def plan(graph: Graph) -> None:
@@ -82,18 +80,26 @@ def plan(graph: Graph) -> None:
 
 
 def time_all(
-    encoders: "Mapping[str, Encoder | PipelineEncoder]", texts: Sequence[str]
+    encode: Mapping[str, Callable[[Sequence[str]], Any]], texts: Sequence[str]
 ) -> "dict[str, np.ndarray]":
     """Seconds of every round for everyone, in turn, after one round of warm-up."""
     import numpy as np
 
-    seconds: dict[str, list[float]] = {name: [] for name in encoders}
+    seconds: dict[str, list[float]] = {name: [] for name in encode}
     for _ in range(NUM_ROUNDS + 1):
-        for name, encoder in encoders.items():
+        for name, encode_texts in encode.items():
             start = time.perf_counter()
-            encoder.encode(texts)
+            encode_texts(texts)
             seconds[name].append(time.perf_counter() - start)
     return {name: np.array(taken[1:]) for name, taken in seconds.items()}
+
+
+def times_as_fast(slow: "np.ndarray", fast: "np.ndarray") -> tuple[float, float, float]:
+    """Median, lowest and highest of the ratios of seconds that were measured in pairs."""
+    import numpy as np
+
+    ratio = slow / fast
+    return float(np.median(ratio)), float(ratio.min()), float(ratio.max())
 
 
 def compared(seconds: "dict[str, np.ndarray]", num_texts: int) -> dict[str, Any]:
@@ -110,8 +116,7 @@ def compared(seconds: "dict[str, np.ndarray]", num_texts: int) -> dict[str, Any]
         measurements.append(Measurement(label, [Figure("sentences/s", rate, decimals=0)]))
         if name == "after":
             continue
-        ratio = taken / seconds["after"]
-        median, low, high = float(np.median(ratio)), float(ratio.min()), float(ratio.max())
+        median, low, high = times_as_fast(taken, seconds["after"])
         ratios[name] = {"median": median, "low": low, "high": high}
         notes.append(
             f"The student is {median:.2f} times as fast as {name} ({low:.2f} to {high:.2f}, "

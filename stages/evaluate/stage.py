@@ -18,7 +18,6 @@ from stages.contract import (
 from stages.encoder.source import EncoderSource
 from stages.evaluate.base import Encode, Evaluation, Tested
 from stages.planning import Graph, Inputs
-from stages.plugins import plugin_of
 from stages.teachers import encoding_teachers
 
 if TYPE_CHECKING:
@@ -49,8 +48,7 @@ class Evaluate(Stage):
 
     def identity(self, inputs: Mapping[str, Fingerprinted]) -> dict[str, Any]:
         found = self.encoder.identity(inputs) | {"encoder.max_length": self.max_length}
-        test = self.test.identity(f"evaluate.{self.test.title}") | plugin_of(type(self.test))
-        found["test"] = test | {"kind": type(self.test).__name__}
+        found["test"] = self.test.described()
         if self.corpus:
             found["ranks.inference_weight"] = self.rank_weight
         if self.documents is not None:

@@ -1,6 +1,12 @@
 """The model card of an exported student."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import yaml
+
+from stages.contract import StudentPart
+from stages.export.licence import KEYS, UNKNOWN
 
 RANKS_CARD = """
 With the rank vectors that lie beside it (RankEncoder, Eq. 7), Sentray installed:
@@ -13,21 +19,34 @@ print(load_student("path/to/this/folder").similarity(["one sentence"], ["another
 
 
 def model_card(
-    name: str, summary: str, data: dict[str, Any], has_ranks: bool, table: str = ""
+    name: str,
+    summary: str,
+    data: dict[str, Any],
+    has_ranks: bool,
+    licences: Sequence[Mapping[str, str]] = (),
+    table: str = "",
+    parts: Sequence[StudentPart] = (),
 ) -> str:
     """Markdown: what the student is, what it learned from, how, and its figures where known.
 
     Args:
         summary: the recipe without places, storage and addresses, as YAML.
         data: the sentences' counts (`kept`, `read`, `rejected`).
+        licences: of the models that it comes from, the base model first (see `licences`).
+        parts: variants that were asked for.
     """
     ranks = RANKS_CARD if has_ranks else ""
     figures = f"## Figures\n\n```\n{table}\n```\n\n" if table else ""
     rejected = ", ".join(f"{count:,} {reason}" for reason, count in data["rejected"].items())
+    about = {
+        "library_name": "sentence-transformers",
+        "pipeline_tag": "sentence-similarity",
+        "tags": ["sentence-transformers", "sentray"],
+    }
+    stated = licences[0] if licences else {}
+    front = {key: stated[key] for key in KEYS if key in stated} | about
     return f"""---
-library_name: sentence-transformers
-pipeline_tag: sentence-similarity
-tags: [sentence-transformers, sentray]
+{yaml.safe_dump(front, sort_keys=False, allow_unicode=True).rstrip()}
 ---
 # {name}
 
@@ -39,7 +58,7 @@ model = SentenceTransformer("path/to/this/folder")
 print(model.similarity(model.encode(["one sentence"]), model.encode(["another sentence"])))
 ```
 {ranks}
-{figures}## Data
+{_variants(parts)}{figures}{_licences(licences)}## Data
 
 {data["kept"]:,} sentences from {data["read"]:,} texts; dropped: {rejected or "none"}.
 
@@ -49,3 +68,39 @@ print(model.similarity(model.encode(["one sentence"]), model.encode(["another se
 {summary.rstrip()}
 ```
 """
+
+
+def _variants(parts: Sequence[StudentPart]) -> str:
+    published = [part for part in parts if not part.refused]
+    if not published:
+        return ""
+    lines = "\n".join(f"model = {part.usage}  # {part.name}" for part in published)
+    return f"""## Variants
+
+What each keeps of the student, and how fast it is, is under Figures. The backends `onnx` and
+`openvino` come with `sentence-transformers[onnx]` and `[openvino]`.
+
+```python
+{lines}
+```
+
+"""
+
+
+def _licences(licences: Sequence[Mapping[str, str]]) -> str:
+    """A line for each model; a model without a stated licence is said to have an unknown one."""
+    if not licences:
+        return ""
+    lines = [f"- {_origin(one)}: {_licence(one)}" for one in licences]
+    return "## Licence\n\nAs the cards of the models state it that this student comes from:\n\n" + (
+        "\n".join(lines) + "\n\n"
+    )
+
+
+def _origin(one: Mapping[str, str]) -> str:
+    return f"{one['what']} ({one['model']})" if one["model"] else f"{one['what']} (vectors only)"
+
+
+def _licence(one: Mapping[str, str]) -> str:
+    stated = [one[key] for key in KEYS if key in one]
+    return ", ".join(stated) or f"{UNKNOWN}: its folder carries no card that states one"

@@ -142,6 +142,9 @@ def _write_template_tokenizer(tokenizer: SentenceTokenizer, target: Path) -> Non
     PreTrainedTokenizerFast(
         tokenizer_object=rust, **{name: token for name, token in special.items() if token}
     ).save_pretrained(target)
+    about = json.loads((target / "tokenizer_config.json").read_text())
+    about["tokenizer_class"] = "PreTrainedTokenizerFast"  # its newer name is unknown before 5
+    _write(target / "tokenizer_config.json", about)
 
 
 def _write(file: Path, content: Any) -> None:

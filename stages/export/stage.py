@@ -3,15 +3,16 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.contract import Artifact, Fingerprinted, Stage, Work
+from stages.contract import Artifact, Fingerprinted, Stage, StudentPart, Work
 from stages.encoder.config import read_pipeline
 from stages.encoder.source import EncoderSource
 from stages.export.card import model_card
+from stages.export.licence import Origin, licences, origin
 from stages.planning import Graph
 
 
@@ -21,6 +22,7 @@ class Export(Stage):
 
     name, summary: for the model card. It gets figures only when a run ends (`student_card`), so
     that another test does not export anew.
+    origins: base model and teachers, whose licences the card states.
     """
 
     student: EncoderSource[Any]
@@ -28,6 +30,7 @@ class Export(Stage):
     summary: str
     corpus: str = ""
     rank_weight: float | None = None
+    origins: tuple[Origin, ...] = ()
 
     kind = "export"
     version = 3
@@ -43,7 +46,8 @@ class Export(Stage):
         settings = self.student.located(work)
         data = work.input("sentences").stats
         counts = {key: data[key] for key in ("kept", "read", "rejected")}
-        card = model_card(self.name, self.summary, counts, bool(self.corpus))
+        stated = licences(self.origins)
+        card = model_card(self.name, self.summary, counts, bool(self.corpus), stated)
         with tempfile.TemporaryDirectory() as local:
             target = Path(local) / "model"
             model = Path(settings.model)
@@ -58,11 +62,16 @@ class Export(Stage):
                     shutil.copy(corpus.file_path(name), target / name)
                 about = {"inference_weight": self.rank_weight}
                 (target / "ranks.json").write_text(json.dumps(about) + "\n")
-            work.publish({"data": counts}, Path(local))
+            work.publish({"data": counts, "licences": stated}, Path(local))
 
-    def student_card(self, artifact: Artifact, table: str) -> str | None:
-        data = artifact.stats["data"]
-        return model_card(self.name, self.summary, data, bool(self.corpus), table)
+    def student_card(
+        self, artifact: Artifact, table: str, parts: Sequence[StudentPart] = ()
+    ) -> str | None:
+        stats = artifact.stats
+        stated = stats.get("licences", ())  # not of an export by an older version
+        return model_card(
+            self.name, self.summary, stats["data"], bool(self.corpus), stated, table, parts
+        )
 
 
 def plan(graph: Graph) -> None:
@@ -70,5 +79,10 @@ def plan(graph: Graph) -> None:
     corpus = "corpus:after" if "corpus:after" in graph else ""
     weight = recipe.ranks.inference_weight if recipe.ranks and corpus else None
     student = graph.trained_student()
-    stage = Export(student, recipe.name, recipe.summary(), corpus, weight)
+    origins = [origin("base model", graph.encoder(recipe.student))]
+    for teacher in recipe.teachers:
+        what = f"teacher {teacher.name}"
+        known = origin(what, graph.encoder(teacher.encoder())) if teacher.model else None
+        origins.append(known or Origin(what, None))
+    stage = Export(student, recipe.name, recipe.summary(), corpus, weight, tuple(origins))
     graph.add("export", stage, ["sentences", *student.inputs, *([corpus] if corpus else [])])

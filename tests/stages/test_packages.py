@@ -180,6 +180,8 @@ MISSING = {
         "run",
         ["train.objectives={infonce: {}, soft_negative: {}}"],
     ),
+    "ONNX graphs": ("onnxruntime", "run", [setting("export", {"variants": ["onnx"]})]),
+    "OpenVINO in 8 bits": ("nncf", "run", [setting("export", {"variants": ["openvino-int8"]})]),
     "searches": ("optuna", "tune", [setting("search", SEARCH)]),
     "Ray's jobs in searches": ("aiohttp_cors", "tune", [setting("search", SEARCH)]),
 }

@@ -1,0 +1,124 @@
+"""Variants of the exported student: made, measured against it, and kept if they pass the gate."""
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from stages.contract import (
+    Artifact,
+    EncoderLabel,
+    Fingerprinted,
+    Measurement,
+    Resources,
+    Stage,
+    StudentPart,
+    Work,
+    measured,
+)
+from stages.evaluate.base import Evaluation
+from stages.export.convert import FILES
+from stages.export.proof import refusal
+from stages.export.proving import Reference, prove, write_variant
+from stages.export.settings import GateSettings
+from stages.packages import need
+from stages.planning import Graph
+from stages.sentences.texts import read_texts
+
+NUM_COMPARED = 1000  # sentences whose vectors are compared
+NUM_CALIBRATION = 300  # as sentence-transformers takes
+NOTE = (
+    "Variants: cosine to the float32 student, mean and lowest; x as fast: median of paired ratios "
+    "to it, both in sentence-transformers on a CPU."
+)
+NEEDS = {
+    "onnx": ("onnx", ("onnx", "onnxscript", "onnxruntime")),
+    "onnx-int8": ("onnx", ("onnx", "onnxscript", "onnxruntime")),
+    "openvino": ("openvino", ("onnx", "onnxscript", "openvino")),
+    "openvino-int8": ("openvino", ("onnx", "onnxscript", "openvino", "nncf")),
+}
+
+
+@dataclass(frozen=True)
+class Variant(Stage):
+    """A variant's files (`model/`, to be laid over the export's), if it passes the gate; its
+    figures in any case."""
+
+    variant: str
+    gate: GateSettings
+    tests: tuple[Evaluation, ...]
+
+    kind = "variant"
+    version = 1
+
+    def identity(self, inputs: Mapping[str, Fingerprinted]) -> dict[str, Any]:
+        found = {"export.variant": self.variant}
+        found |= {f"export.gate.{key}": value for key, value in self.gate.identity().items()}
+        return found | {f"evaluate.{test.title}": test.described() for test in self.tests}
+
+    def resources(self) -> Resources:
+        return Resources(alone=True)
+
+    @property
+    def shares(self) -> str:
+        return "variants"
+
+    def check(self) -> None:
+        if self.variant in NEEDS:
+            extra, modules = NEEDS[self.variant]
+            need(extra, f"export.variants: {self.variant}", *modules)
+        for test in self.tests:
+            test.check()
+
+    def load(self, work: Work) -> Reference:
+        sentences = work.input("sentences")
+        texts = read_texts(sentences, sentences.shard_numbers[0])
+        count = min(NUM_CALIBRATION, len(texts) // 2)
+        return Reference(
+            work.input("export").folder_path("model"),
+            texts[count:][:NUM_COMPARED],
+            texts[:count],
+            self.tests,
+            work,
+        )
+
+    def make(self, work: Work, loaded: Reference) -> None:
+        work.say(f"making {self.variant}, and comparing it with the float32 student")
+        with tempfile.TemporaryDirectory() as local:
+            target = Path(local) / "model"
+            write_variant(self.variant, loaded, target)
+            proof = prove(self.variant, loaded, target, work)
+            missed = refusal(self.gate, proof)
+            refused = f"{self.variant} is not published: {missed}. It has {proof.told()}."
+            line = refused if missed else f"{self.variant}: {proof.told()}."
+            work.say(line, important=True)
+            label = EncoderLabel("after", "after", variant=self.variant)
+            about = {"proof": asdict(proof), "refused": refused if missed else ""}
+            stats = measured([Measurement(label, proof.row())], [NOTE, line], **about)
+            work.publish(stats, None if missed else Path(local))
+
+    def student_part(self, artifact: Artifact) -> StudentPart:
+        return StudentPart(self.variant, _usage(self.variant), artifact.stats["refused"])
+
+
+def _usage(variant: str) -> str:
+    file = FILES[variant]
+    if variant == "bf16":
+        options = 'model_kwargs={"variant": "bf16", "dtype": "bfloat16"}'
+    else:
+        backend = variant.removesuffix("-int8")
+        options = f'backend="{backend}", model_kwargs={{"file_name": "{file}"}}'
+    return f'SentenceTransformer("path/to/this/folder", {options})'
+
+
+def plan(graph: Graph) -> None:
+    recipe = graph.recipe
+    if recipe.export is None:
+        return
+    tests = tuple(test for test in recipe.evaluate.tests if not test.reads_model)
+    reads = dict.fromkeys(node for test in tests for node in test.reads)
+    inputs = list(dict.fromkeys(["export", "sentences", *reads]))
+    for name in recipe.export.variants:
+        stage = Variant(name, recipe.export.gate, tests)
+        graph.add(f"export:{name}", stage, inputs, f"{recipe.name}-{name}")

@@ -1,0 +1,168 @@
+"""Variants of the exported student: what they keep, what the gate refuses, how they are told of."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+
+from stages.contract import Figure
+from stages.encoder.model import load_encoder
+from stages.encoder.settings import EncoderSettings
+from stages.encoder.tokenizer import load_tokenizer
+from stages.evaluate.sets import StsSettings
+from stages.evaluate.sts import StsTest
+from stages.export.convert import FILES
+from stages.export.folder import export_student
+from stages.export.proof import Proof, points_lost, refusal
+from stages.export.proving import Reference, prove, write_variant
+from stages.export.settings import GateSettings
+from stages.train.student import save_encoder
+from tests.support.data import write_sts
+from tests.support.heads import FIRST
+from tests.support.models import make_model, make_sentences
+
+MODULES = {
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "onnx-int8": ("onnx", "onnxscript", "onnxruntime"),
+    "openvino": ("onnx", "onnxscript", "openvino"),
+    "openvino-int8": ("onnx", "onnxscript", "openvino", "nncf"),
+    "bf16": (),
+}
+LOWEST = {
+    "onnx": 0.99999,
+    "openvino": 0.999,
+    "bf16": 0.999,
+    "onnx-int8": 0.99,
+    "openvino-int8": 0.97,
+}
+STUDENTS = {
+    "Bert": {"pooling": "mean"},
+    # with word weights, and a template and a final period in its tokenizer
+    "Roberta": {"pooling": "mask", "template": FIRST, "final_period": "promptbert"},
+}
+
+
+class Silent:
+    """A node's work, as far as tests of encoders look at it."""
+
+    def say(self, text, important=False):
+        pass
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory):
+    """Exported students by kind, as float32 references; their graphs are made once."""
+    folder = tmp_path_factory.mktemp("students")
+    write_sts(folder / "sts.tsv")
+    test = StsTest(sts=StsSettings(name="sts", path=str(folder / "sts.tsv")), num_bootstrap=0)
+    found = {}
+    for kind, settings in STUDENTS.items():
+        model = make_model(folder / kind / "model", kind=kind, head="ForMaskedLM", seed=4)
+        encoder = load_encoder(
+            EncoderSettings(model=str(model), max_length=24, device="cpu", **settings)
+        )
+        weights = {name: x.contiguous() for name, x in encoder.backbone.state_dict().items()}
+        save_encoder(encoder, weights, folder / kind / "trained")
+        ours = EncoderSettings(model=str(folder / kind / "trained"), max_length=24)
+        student = folder / kind / "student"
+        export_student(folder / kind / "trained", load_tokenizer(ours), 24, "card", student)
+        texts = [*make_sentences(90, seed=1), " ".join(["red"] * 60), "a"]
+        found[kind] = Reference(student, texts, make_sentences(40, seed=2), (test,), Silent())
+    return found
+
+
+@pytest.mark.parametrize("kind", STUDENTS)
+@pytest.mark.parametrize("variant", MODULES)
+def test_a_variant_gives_the_students_vectors(references, tmp_path, kind, variant):
+    for name in MODULES[variant]:
+        pytest.importorskip(name)
+    reference = references[kind]
+    plain = SentenceTransformer(str(reference.folder), device="cpu").encode(reference.compared)
+    np.testing.assert_allclose(reference.vectors, plain, atol=1e-6)
+    write_variant(variant, reference, tmp_path)
+    assert (tmp_path / FILES[variant]).is_file()
+    proof = prove(variant, reference, tmp_path, Silent())
+    assert LOWEST[variant] < proof.lowest_cosine <= proof.cosine < 1.00001
+    assert abs(proof.lost["sts"]) < 10
+    if variant == "onnx":
+        assert abs(proof.lost["sts"]) < 0.01
+    assert proof.num_compared == 92
+    assert proof.megabytes > 0
+    assert 0 < proof.times_as_fast[1] <= proof.times_as_fast[0] <= proof.times_as_fast[2]
+    assert refusal(GateSettings(), proof) == ""
+
+
+def test_a_template_is_in_a_tokenizer_that_optimums_transformers_4_knows(references):
+    config = references["Roberta"].folder / "tokenizer_config.json"
+    assert json.loads(config.read_text())["tokenizer_class"] == "PreTrainedTokenizerFast"
+
+
+def test_8_bits_are_smaller_and_not_the_same(references, tmp_path):
+    """So that a variant is not measured by running the float32 graph, or torch."""
+    pytest.importorskip("onnxruntime")
+    reference = references["Bert"]
+    write_variant("onnx-int8", reference, tmp_path)
+    proof = prove("onnx-int8", reference, tmp_path, Silent())
+    assert proof.lowest_cosine < 0.99999
+    assert (tmp_path / FILES["onnx-int8"]).stat().st_size < reference.onnx.stat().st_size
+
+
+def test_the_gate_refuses_a_damaged_variant(references, tmp_path):
+    """Weights of its last layer are lost: it loads, encodes and is wrong."""
+    from safetensors.torch import load_file, save_file
+
+    reference = references["Bert"]
+    write_variant("bf16", reference, tmp_path)
+    file = tmp_path / FILES["bf16"]
+    weights = load_file(file)
+    damaged = {n: x * (0 if "layer.1.output.dense" in n else 1) for n, x in weights.items()}
+    save_file(damaged, file, metadata={"format": "pt"})
+    proof = prove("bf16", reference, tmp_path, Silent())
+    assert proof.lowest_cosine < proof.cosine < 0.99
+    missed = refusal(GateSettings(), proof)
+    assert missed == f"cosine {proof.cosine:.4f} is under export.gate.cosine 0.99"
+
+
+@pytest.fixture
+def proof():
+    return Proof(
+        cosine=0.995, lowest_cosine=0.96, num_compared=1000,
+        figures=[Figure("sts", 80.0, percent=True)], lost={"sts": 0.5, "R@1": -0.2},
+        times_as_fast=(2.0, 1.9, 2.2), sentences_per_second=500.0, threads=2, megabytes=17.7,
+    )  # fmt: skip
+
+
+def test_a_gate_holds_each_of_its_settings_against_the_figures(proof):
+    def missed(**gate):
+        return refusal(GateSettings(**gate), proof)
+
+    assert missed() == missed(cosine=0.995, lowest_cosine=0.96, points=0.5) == ""
+    assert missed(cosine=None) == ""
+    assert missed(cosine=0.996) == "cosine 0.9950 is under export.gate.cosine 0.996"
+    assert missed(lowest_cosine=0.97) == (
+        "lowest_cosine 0.9600 is under export.gate.lowest_cosine 0.97"
+    )
+    assert missed(points=0.4) == "sts loses 0.50 points, over export.gate.points 0.4"
+    assert missed(cosine=0.999, points=0).count(";") == 1
+
+
+def test_what_is_no_number_or_was_not_tested_passes_no_gate(proof):
+    broken = replace(proof, cosine=math.nan, lowest_cosine=math.nan, lost={"sts": math.nan})
+    assert "cosine nan" in refusal(GateSettings(), broken)
+    assert "sts loses nan" in refusal(GateSettings(points=100), broken)
+    assert "nan points lost (sts)" in broken.told()
+    untested = replace(proof, figures=[], lost={})
+    assert "no test of the recipe" in refusal(GateSettings(points=1), untested)
+
+
+def test_points_are_lost_where_a_figure_in_percent_gets_worse():
+    before = [
+        Figure("sts", 80.0, percent=True),
+        Figure("error", 10.0, "lower", percent=True),
+        Figure("uniformity", -2.0, "lower"),
+    ]
+    after = [replace(one, value=one.value + 1) for one in before]
+    assert points_lost(before, after) == {"sts": -1.0, "error": 1.0}
