@@ -168,6 +168,11 @@ class Recipe(Extensible):
             raise ValueError(
                 f"{deep[0]} reads states of the student's layers, and student.layers: 0 has none"
             )
+        if self.student.is_static and self.export:
+            raise ValueError(
+                "export.variants are of a transformer, and student.layers: 0 has none; leave "
+                "`export` out"
+            )
         if self.student.aligned:
             self._check_aligned()
         if self.ranks is None and ranked:

@@ -28,9 +28,9 @@ def test_an_aligned_student_is_compared_with_its_teachers_documents(sentray, tin
     rows = [line.split("  ")[0] for line in out.splitlines()]
     assert rows.index("student after to t") == rows.index("student after") + 1
     model = Path(recipe["storage"]) / "students" / "tiny"
-    kinds = [
-        one["type"].rpartition(".")[2] for one in json.loads((model / "modules.json").read_text())
-    ]
+    assert "in the space of its teacher t" in (model / "README.md").read_text()
+    modules = json.loads((model / "modules.json").read_text())
+    kinds = [one["type"].rpartition(".")[2] for one in modules]
     assert kinds == ["Transformer", "Pooling", "Dense", "Normalize"]
     texts = make_sentences(60)
     student = SentenceTransformer(str(model), device="cpu").encode(texts)
@@ -67,6 +67,10 @@ def test_a_static_student_is_trained_exported_and_compared(sentray, tiny_recipe,
     [
         (["train.objectives={listnet: {}}"], "student.aligned needs train.objectives.vector_regr"),
         (["train.objectives.vector_regression.projection=learned"], "leave one of them out"),
+        (
+            ["student.layers=0", "export={variants: [bf16]}"],
+            "export.variants are of a transformer, and student.layers: 0 has none",
+        ),
         (
             ["student.layers=0", "train.objectives.masked_language={}"],
             "masked_language reads states of the student's layers",

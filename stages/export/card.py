@@ -17,6 +17,11 @@ print(load_student("path/to/this/folder").similarity(["one sentence"], ["another
 ```
 """
 
+ALIGNED_CARD = """
+Its vectors are in the space of its teacher {teacher}: what the teacher has embedded can be searched
+with this student.
+"""
+
 
 def model_card(
     name: str,
@@ -26,6 +31,7 @@ def model_card(
     licences: Sequence[Mapping[str, str]] = (),
     table: str = "",
     parts: Sequence[StudentPart] = (),
+    aligned_to: str = "",
 ) -> str:
     """Markdown: what the student is, what it learned from, how, and its figures where known.
 
@@ -34,8 +40,10 @@ def model_card(
         data: the sentences' counts (`kept`, `read`, `rejected`).
         licences: of the models that it comes from, the base model first (see `licences`).
         parts: variants that were asked for.
+        aligned_to: the teacher in whose space the student stays.
     """
-    ranks = RANKS_CARD if has_ranks else ""
+    uses = RANKS_CARD if has_ranks else ""
+    uses += ALIGNED_CARD.format(teacher=aligned_to) if aligned_to else ""
     figures = f"## Figures\n\n```\n{table}\n```\n\n" if table else ""
     rejected = ", ".join(f"{count:,} {reason}" for reason, count in data["rejected"].items())
     about = {
@@ -57,7 +65,7 @@ from sentence_transformers import SentenceTransformer
 model = SentenceTransformer("path/to/this/folder")
 print(model.similarity(model.encode(["one sentence"]), model.encode(["another sentence"])))
 ```
-{ranks}
+{uses}
 {_variants(parts)}{figures}{_licences(licences)}## Data
 
 {data["kept"]:,} sentences from {data["read"]:,} texts; dropped: {rejected or "none"}.

@@ -23,6 +23,7 @@ class Export(Stage):
     name, summary: for the model card. It gets figures only when a run ends (`student_card`), so
     that another test does not export anew.
     origins: base model and teachers, whose licences the card states.
+    aligned_to: the teacher in whose space the student stays.
     """
 
     student: EncoderSource[Any]
@@ -31,6 +32,7 @@ class Export(Stage):
     corpus: str = ""
     rank_weight: float | None = None
     origins: tuple[Origin, ...] = ()
+    aligned_to: str = ""
 
     kind = "export"
     version = 3
@@ -47,7 +49,7 @@ class Export(Stage):
         data = work.input("sentences").stats
         counts = {key: data[key] for key in ("kept", "read", "rejected")}
         stated = licences(self.origins)
-        card = model_card(self.name, self.summary, counts, bool(self.corpus), stated)
+        card = self._card(counts, stated)
         with tempfile.TemporaryDirectory() as local:
             target = Path(local) / "model"
             model = Path(settings.model)
@@ -69,8 +71,17 @@ class Export(Stage):
     ) -> str | None:
         stats = artifact.stats
         stated = stats.get("licences", ())  # not of an export by an older version
+        return self._card(stats["data"], stated, table, parts)
+
+    def _card(
+        self,
+        data: dict[str, Any],
+        stated: Sequence[Mapping[str, str]],
+        table: str = "",
+        parts: Sequence[StudentPart] = (),
+    ) -> str:
         return model_card(
-            self.name, self.summary, stats["data"], bool(self.corpus), stated, table, parts
+            self.name, self.summary, data, bool(self.corpus), stated, table, parts, self.aligned_to
         )
 
 
@@ -84,5 +95,8 @@ def plan(graph: Graph) -> None:
         what = f"teacher {teacher.name}"
         known = origin(what, graph.encoder(teacher.encoder())) if teacher.model else None
         origins.append(known or Origin(what, None))
-    stage = Export(student, recipe.name, recipe.summary(), corpus, weight, tuple(origins))
+    aligned_to = recipe.teachers[0].name if recipe.student.aligned else ""
+    stage = Export(
+        student, recipe.name, recipe.summary(), corpus, weight, tuple(origins), aligned_to
+    )
     graph.add("export", stage, ["sentences", *student.inputs, *([corpus] if corpus else [])])
