@@ -292,7 +292,8 @@ class EncoderLabel:
 
     ranks: with rank similarities (RankEncoder) instead of plain cosines. documents: the teacher
     that embeds what the student's vectors are compared with; "" for the student itself. variant: of
-    the exported student, such as onnx-int8; "" for the student itself.
+    the exported student, such as onnx-int8; "" for the student itself. dimensions: that its vectors
+    are cut to; 0 for all.
     """
 
     role: Role
@@ -300,18 +301,21 @@ class EncoderLabel:
     ranks: bool = False
     documents: str = ""
     variant: str = ""
+    dimensions: int = 0
 
     @property
     def title(self) -> str:
         title = self.name if self.role == "teacher" else f"student {self.role}"
         title += f" to {self.documents}" if self.documents else ""
         title += f", {self.variant}" if self.variant else ""
+        title += f", {self.dimensions} dimensions" if self.dimensions else ""
         return f"{title} + ranks" if self.ranks else title
 
     @property
     def is_student(self) -> bool:
         """Whether these are the trained student's own figures, with nothing else at work."""
-        return self.role == "after" and not (self.ranks or self.documents or self.variant)
+        others = self.ranks, self.documents, self.variant, self.dimensions
+        return self.role == "after" and not any(others)
 
 
 @dataclass(frozen=True)

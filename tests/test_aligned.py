@@ -46,11 +46,12 @@ def test_a_static_student_is_trained_exported_and_compared(sentray, tiny_recipe,
     recipe = tiny_recipe(
         "student.layers=0", "student.aligned=true", "student.head=none",
         "train.objectives={vector_regression: {}}", "train.learning_rate=0.01",
-        "train.max_steps=60", "evaluate.speed=false",
+        "train.max_steps=60", "evaluate.speed=false", "student.dimensions=[16]",
     )  # fmt: skip
     out = sentray("run", sentray.recipe_file(recipe))
     (row,) = [line.split() for line in out.splitlines() if line.startswith("student after  ")]
     assert "0" in row  # layers
+    assert "student after, 16 dimensions" in out
     storage = Path(recipe["storage"])
     model = SentenceTransformer(str(storage / "students" / "tiny"), device="cpu")
     assert [type(one).__name__ for one in model] == ["StaticEmbedding", "Normalize"]

@@ -36,13 +36,14 @@ class Results:
     @property
     def encoders(self) -> list[EncoderLabel]:
         """Before, teachers, after; each followed by itself with ranks, the student by itself with a
-        teacher's documents and by its variants. After --only some may miss."""
+        teacher's documents, by its variants and by its cut vectors. After --only some may miss."""
         found = list(dict.fromkeys(one.encoder for one in self.measurements))
         places = {label: place for place, label in enumerate(found)}
         first = {name: place for place, name in enumerate(dict.fromkeys(x.name for x in found))}
 
         def order(x: EncoderLabel) -> tuple[Any, ...]:
-            return ORDER[x.role], first[x.name], bool(x.variant), x.documents, x.ranks, places[x]
+            other = bool(x.variant), x.documents, -x.dimensions, x.ranks
+            return ORDER[x.role], first[x.name], x.dimensions > 0, *other, places[x]
 
         return sorted(found, key=order)
 

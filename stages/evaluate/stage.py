@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from stages.contract import (
@@ -53,6 +53,8 @@ class Evaluate(Stage):
             found["ranks.inference_weight"] = self.rank_weight
         if self.documents is not None:
             found |= self.documents.identity(inputs, place="documents")
+        if self.label.dimensions:
+            found["dimensions"] = self.label.dimensions
         return found
 
     def resources(self) -> Resources:
@@ -93,14 +95,22 @@ class Evaluate(Stage):
         return load_for_inference(settings)
 
     def make(self, work: Work, loaded: Tested) -> None:
+        if width := self.label.dimensions:
+            loaded = replace(loaded, encode=_cut(loaded.encode, width))
         result = self.test.score(loaded, work)
         measurement = Measurement(self.label, result.figures)
         work.publish(measured([measurement], result.notes, **dict(result.facts)))
 
 
+def _cut(encode: Encode, width: int) -> Encode:
+    from stages.rows import unit_rows
+
+    return lambda texts: unit_rows(encode(texts)[:, :width])
+
+
 def plan(graph: Graph) -> None:
     """Student before, every teacher, student after; with what ranks add to rank teachers and to
-    the student below each, and an aligned student with its teacher's documents."""
+    the student below each, an aligned student with its teacher's documents, and cut vectors."""
     recipe = graph.recipe
     encoders = [
         (EncoderLabel("before", "before"), graph.encoder(recipe.student.encoder()), "student")
@@ -116,6 +126,13 @@ def plan(graph: Graph) -> None:
         for _, teacher in encoding_teachers(graph):
             label = EncoderLabel("after", "after", documents=teacher.name)
             _plan_aligned(graph, label, graph.encoder(teacher.encoder()))
+    for width in sorted(recipe.student.dimensions, reverse=True):
+        label = EncoderLabel("after", "after", dimensions=width)
+        for test in recipe.evaluate.tests:
+            if not test.reads_model:
+                student = graph.trained_student()
+                stage = Evaluate(test, student, label, recipe.evaluate.max_length)
+                _add(graph, stage, [*student.inputs, *test.reads], recipe.name, f"+{width}", "")
 
 
 def _plan_encoder(

@@ -22,6 +22,11 @@ Its vectors are in the space of its teacher {teacher}: what the teacher has embe
 with this student.
 """
 
+CUT_CARD = """
+Its vectors may be cut to their leading {widths} coordinates:
+`SentenceTransformer("path/to/this/folder", truncate_dim={least})`.
+"""
+
 
 def model_card(
     name: str,
@@ -32,6 +37,7 @@ def model_card(
     table: str = "",
     parts: Sequence[StudentPart] = (),
     aligned_to: str = "",
+    widths: Sequence[int] = (),
 ) -> str:
     """Markdown: what the student is, what it learned from, how, and its figures where known.
 
@@ -41,9 +47,13 @@ def model_card(
         licences: of the models that it comes from, the base model first (see `licences`).
         parts: variants that were asked for.
         aligned_to: the teacher in whose space the student stays.
+        widths: that vectors may be cut to.
     """
     uses = RANKS_CARD if has_ranks else ""
     uses += ALIGNED_CARD.format(teacher=aligned_to) if aligned_to else ""
+    if widths:
+        listed = " or ".join(str(width) for width in widths)
+        uses += CUT_CARD.format(widths=listed, least=min(widths))
     figures = f"## Figures\n\n```\n{table}\n```\n\n" if table else ""
     rejected = ", ".join(f"{count:,} {reason}" for reason, count in data["rejected"].items())
     about = {

@@ -23,7 +23,7 @@ class Export(Stage):
     name, summary: for the model card. It gets figures only when a run ends (`student_card`), so
     that another test does not export anew.
     origins: base model and teachers, whose licences the card states.
-    aligned_to: the teacher in whose space the student stays.
+    aligned_to: the teacher in whose space the student stays. widths: that vectors may be cut to.
     """
 
     student: EncoderSource[Any]
@@ -33,6 +33,7 @@ class Export(Stage):
     rank_weight: float | None = None
     origins: tuple[Origin, ...] = ()
     aligned_to: str = ""
+    widths: tuple[int, ...] = ()
 
     kind = "export"
     version = 3
@@ -81,7 +82,15 @@ class Export(Stage):
         parts: Sequence[StudentPart] = (),
     ) -> str:
         return model_card(
-            self.name, self.summary, data, bool(self.corpus), stated, table, parts, self.aligned_to
+            self.name,
+            self.summary,
+            data,
+            bool(self.corpus),
+            stated,
+            table,
+            parts,
+            self.aligned_to,
+            self.widths,
         )
 
 
@@ -97,6 +106,7 @@ def plan(graph: Graph) -> None:
         origins.append(known or Origin(what, None))
     aligned_to = recipe.teachers[0].name if recipe.student.aligned else ""
     stage = Export(
-        student, recipe.name, recipe.summary(), corpus, weight, tuple(origins), aligned_to
-    )
+        student, recipe.name, recipe.summary(), corpus, weight, tuple(origins), aligned_to,
+        tuple(recipe.student.dimensions),
+    )  # fmt: skip
     graph.add("export", stage, ["sentences", *student.inputs, *([corpus] if corpus else [])])

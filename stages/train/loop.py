@@ -235,14 +235,27 @@ def _loss(
         return total_loss(None, settings.objectives, auxiliary)
     names = engine.student.views
     views = dict(zip(names, map(engine.gather_rows, views_VbD.chunk(len(names))), strict=True))
+    factors = batch.factors_BD
+    teacher_BB = mix_teachers(factors, data.teacher_weights) if factors else None
+    losses = [
+        total_loss(
+            _scores({name: view_BD[:, :width] for name, view_BD in views.items()}, teacher_BB),
+            settings.objectives,
+            auxiliary,
+        )
+        for width in engine.student.widths
+    ]
+    return torch.stack([loss for loss, _ in losses]).mean(), losses[0][1]
+
+
+def _scores(views: dict[str, Tensor], teacher_BB: Tensor | None) -> Scores:
     u_BD = views.pop("first")
-    scores = Scores(
+    return Scores(
         cosines(u_BD, views.pop("second", u_BD)),
-        mix_teachers(batch.factors_BD, data.teacher_weights) if batch.factors_BD else None,
+        teacher_BB,
         own={name: row_cosines(u_BD, view_BD) for name, view_BD in views.items()},
         across={name: cosines(u_BD, view_BD) for name, view_BD in views.items()},
     )
-    return total_loss(scores, settings.objectives, auxiliary)
 
 
 def _global_mean(engine: Engine, own_sum: Tensor, own_count: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 Defaults are RankCSE's BERT-base ListNet row (Table 9) where the paper gives a number.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -66,6 +66,12 @@ class StudentSettings(EncoderSettings):
         "(LEAF). For one teacher and the objective vector_regression.",
     )
 
+    dimensions: list[Annotated[int, Field(ge=1)]] = added(
+        [],
+        description="Further widths (Matryoshka): that many leading coordinates are trained to be "
+        "good vectors too, so that vectors may be cut. The whole width is always trained.",
+    )
+
     @model_validator(mode="after")
     def _templates_go_together(self) -> "StudentSettings":
         if self.template is None and (self.second_template or self.template_denoising):
@@ -80,12 +86,19 @@ class StudentSettings(EncoderSettings):
         return self
 
     @model_validator(mode="after")
-    def _tables_are_trained(self) -> "StudentSettings":
+    def _makes_sense(self) -> "StudentSettings":
+        if len(set(self.dimensions)) < len(self.dimensions):
+            raise ValueError(f"dimensions {self.dimensions} names a width twice")
         if self.is_static and self.freeze_embeddings:
             raise ValueError(
                 "layers: 0 has nothing but embeddings, so freeze_embeddings must be off"
             )
         return self
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether its vectors may be cut, and so have coordinates of their own (see `aligned`)."""
+        return bool(self.dimensions) and not self.aligned
 
     @property
     def views_differ(self) -> bool:

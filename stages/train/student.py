@@ -22,7 +22,7 @@ from stages.errors import UserError
 from stages.rows import FactorRows
 from stages.train.auxiliary import AuxiliaryInput, GlobalBatchNorm, build_auxiliary
 from stages.train.settings import Objectives, StudentSettings
-from stages.train.vectors import align
+from stages.train.vectors import align, turn_to_principal
 from stages.train.views import view_names
 
 # Parts of like length that a batch is computed in on a CPU, where padding costs what tokens cost:
@@ -74,6 +74,7 @@ class Student(nn.Module):
         self.encoder = encoder
         self.tokenizers = tokenizers
         self.views = views
+        self.widths = widths_of(settings, encoder.dimension)
         self.auxiliary = auxiliary
         self.autocast = autocast
         self.num_positions = 0  # of the last forward pass, padding included
@@ -224,10 +225,27 @@ def build_student(
     tokenizers = load_view_tokenizers(settings.view_settings())
     torch.manual_seed(seed)
     head = build_head(settings.head, encoder.dimension)
+    regression = objectives.vector_regression
+    if settings.is_cut and regression and regression.projection == "auto":
+        turn_to_principal(encoder, [factors for factors, _ in teachers])
     auxiliary = build_auxiliary(objectives, settings, encoder, teachers)
     views = view_names(objectives, settings.views_differ or rewritten)
     student = Student(encoder, settings, tokenizers, head, auxiliary, views, autocast)
     return student.to(encoder.device)
+
+
+def widths_of(settings: StudentSettings, dimension: int) -> tuple[int, ...]:
+    """The width of the vectors, and those that they may be cut to, widest first.
+
+    Raises:
+        UserError: one that is more.
+    """
+    found = sorted({dimension, *settings.dimensions}, reverse=True)
+    if found[0] > dimension:
+        raise UserError(
+            f"student.dimensions: {found[0]} is more than the {dimension} of the student's vectors"
+        )
+    return tuple(found)
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:

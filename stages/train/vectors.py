@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from stages.encoder.dense import Dense
 from stages.encoder.model import Encoder
@@ -21,6 +22,12 @@ NUM_SAMPLED = 8192
 class VectorRegressor(nn.Module):
     """The distances of view 1 to the teachers' vectors, mixed by the teachers' weights.
 
+    Args:
+        widths: leading coordinates that count; the mean over these is the loss (Matryoshka,
+            Kusupati et al. 2022). A prefix goes through the leading columns of the same projection.
+        turned: whether the encoder was turned to its principal directions, so that a projection
+            turns it back where widths are equal.
+
     Raises:
         UserError: widths differ, and there is to be no projection.
     """
@@ -30,9 +37,12 @@ class VectorRegressor(nn.Module):
         encoder: Encoder,
         teachers: Sequence[tuple[FactorRows, float]],
         chosen: VectorRegression,
+        widths: Sequence[int],
+        turned: bool = False,
     ) -> None:
         super().__init__()
         self._distance = chosen.distance
+        self._widths = tuple(dict.fromkeys(widths))
         total = math.fsum(weight for _, weight in teachers)
         self._weights = [weight / total for _, weight in teachers]
         self.projections = nn.ModuleList()
@@ -45,7 +55,8 @@ class VectorRegressor(nn.Module):
                     f"vectors have {encoder.dimension} dimensions and a teacher's {width}; set "
                     "projection: learned"
                 )
-            same = chosen.projection != "learned" and width == encoder.dimension
+            learned = chosen.projection == "learned" or (turned and chosen.projection == "auto")
+            same = not learned and width == encoder.dimension
             self.projections.append(
                 nn.Identity() if same else principal_projection(vectors, encoder.dimension)
             )
@@ -56,13 +67,16 @@ class VectorRegressor(nn.Module):
         """Sum over this worker's sentences, and their number."""
         u_bD = vectors_D.chunk(batch.num_views)[0]
         with torch.autocast(u_bD.device.type, enabled=False):
+            prefixes = [F.pad(u_bD[:, :w], (0, u_bD.shape[1] - w)) for w in self._widths]
             parts = [
-                weight * vector_regression(projection(u_bD), factors, self._distance).sum()
+                weight * vector_regression(projection(prefix_bD), factors, self._distance).sum()
                 for weight, projection, factors in zip(
                     self._weights, self.projections, batch.factors, strict=True
                 )
+                for prefix_bD in prefixes
             ]
-        return torch.stack(parts).sum(), torch.tensor(len(u_bD), device=u_bD.device)
+        total = torch.stack(parts).sum() / len(prefixes)
+        return total, torch.tensor(len(u_bD), device=u_bD.device)
 
 
 def align(encoder: Encoder, factors: FactorRows) -> None:
@@ -74,6 +88,22 @@ def align(encoder: Encoder, factors: FactorRows) -> None:
     vectors = factors.take(_spread(factors.num_rows))
     if vectors.shape[1] != encoder.dimension:
         encoder.dense.append(Dense(principal_projection(vectors, encoder.dimension)))
+
+
+def turn_to_principal(encoder: Encoder, teachers: Sequence[FactorRows]) -> None:
+    """Turns the encoder so that its leading coordinates are the leading principal directions.
+
+    For an encoder that begins in the space of a teacher of its width; of any other nothing is
+    known. Cut vectors then begin as the teacher's PCA, not as some of its coordinates.
+    """
+    for factors in teachers:
+        vectors = factors.take(_spread(factors.num_rows))
+        if vectors.shape[1] == encoder.dimension:
+            turn = nn.Linear(encoder.dimension, encoder.dimension, bias=False)
+            back = principal_projection(vectors, encoder.dimension)
+            turn.weight = nn.Parameter(back.weight.detach().T.contiguous())
+            encoder.dense.append(Dense(turn))
+            return
 
 
 def principal_projection(vectors: np.ndarray, dimension: int) -> nn.Linear:

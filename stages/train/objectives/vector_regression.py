@@ -48,7 +48,8 @@ class VectorRegression(Objective):
     ) -> nn.Module:
         from stages.train.vectors import VectorRegressor
 
-        return VectorRegressor(encoder, teachers, self)
+        widths = (encoder.dimension, *student.dimensions)
+        return VectorRegressor(encoder, teachers, self, widths, student.is_cut)
 
 
 def vector_regression(u_bD: Tensor, f_bD: Tensor, distance: Literal["cosine", "mse"]) -> Tensor:

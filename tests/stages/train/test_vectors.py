@@ -11,6 +11,7 @@ from stages.rows import FactorRows
 from stages.train.auxiliary import AuxiliaryInput
 from stages.train.engine import PlainEngine
 from stages.train.objectives.vector_regression import VectorRegression, vector_regression
+from stages.train.order import BatchOrder
 from stages.train.settings import Objectives, StudentSettings, TrainSettings
 from stages.train.student import build_student, save_encoder
 from stages.train.vectors import VectorRegressor, principal_projection
@@ -83,7 +84,7 @@ def test_teachers_are_mixed_by_their_weights(teacher):
     rows = np.arange(4)
     factors = [torch.from_numpy(one.take(rows)) for one in (same, wider)]
     u = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(1))
-    module = VectorRegressor(Encoder(), [(same, 1.0), (wider, 3.0)], VectorRegression())
+    module = VectorRegressor(Encoder(), [(same, 1.0), (wider, 3.0)], VectorRegression(), [WIDTH])
     total, count = module(Encoder(), AuxiliaryInput(u, u, 1, factors=factors), u)
     identity, projection = module.projections
     assert not list(identity.parameters())
@@ -99,9 +100,13 @@ def test_teachers_are_mixed_by_their_weights(teacher):
 
 def test_widths_that_differ_need_a_projection(teacher):
     with pytest.raises(UserError, match=f"have {WIDTH} dimensions and a teacher's 48; set proj"):
-        VectorRegressor(Encoder(), [(teacher(48), 1.0)], VectorRegression(projection="none"))
+        VectorRegressor(
+            Encoder(), [(teacher(48), 1.0)], VectorRegression(projection="none"), [WIDTH]
+        )
     learned = VectorRegression(projection="learned")
-    (projection,) = VectorRegressor(Encoder(), [(teacher(WIDTH), 1.0)], learned).projections
+    (projection,) = VectorRegressor(
+        Encoder(), [(teacher(WIDTH), 1.0)], learned, [WIDTH]
+    ).projections
     assert projection.weight.requires_grad
 
 
@@ -142,6 +147,84 @@ def test_an_aligned_student_keeps_its_map_to_the_teacher(student_folder, tmp_pat
 
 def test_an_aligned_student_of_the_teachers_width_needs_no_map(student_folder, teacher):
     assert not len(aligned_student(student_folder, teacher, WIDTH).encoder.dense)
+
+
+def test_prefixes_go_through_the_leading_columns_of_the_projection(teacher):
+    """Slow twin: each width cut by itself, and the mean of the distances."""
+    wider = teacher(48)
+    factors = torch.from_numpy(wider.take(np.arange(4)))
+    u = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(1))
+    module = VectorRegressor(Encoder(), [(wider, 1.0)], VectorRegression(), [WIDTH, 20, 8])
+    total, _ = module(Encoder(), AuxiliaryInput(u, u, 1, factors=[factors]), u)
+    weight = module.projections[0].weight
+    expected = [
+        vector_regression(u[:, :w] @ weight[:, :w].T, factors, "cosine").sum() for w in (32, 20, 8)
+    ]
+    assert float(total.detach()) == pytest.approx(float(sum(expected).detach()) / 3, rel=1e-5)
+
+
+def test_an_encoder_that_may_be_cut_is_turned_to_principal_directions(student_folder, teacher):
+    """The turn changes no cosine, the projection turns it back, and a cut is a PCA."""
+    options = dict(
+        model=str(student_folder), pooling="mean", max_length=16, head="none", device="cpu"
+    )
+    objectives = Objectives.model_validate({"vector_regression": {}})
+    plain, cut = (
+        build_student(
+            StudentSettings(**options, dimensions=dimensions), objectives, 0, False,
+            teachers=[(teacher(WIDTH), 1.0)],
+        ).eval()
+        for dimensions in ([], [20, 8])
+    )  # fmt: skip
+    assert cut.widths == (WIDTH, 20, 8) and plain.widths == (WIDTH,)
+    texts = make_sentences(12)
+    before, after = (torch.from_numpy(one.encoder.encode(texts)) for one in (plain, cut))
+    torch.testing.assert_close(after @ after.T, before @ before.T, atol=1e-4, rtol=1e-4)
+    back = cut.auxiliary["vector_regression"].projections[0].weight
+    torch.testing.assert_close(after @ back.detach().T, before, atol=1e-4, rtol=1e-4)
+    vectors = teacher(WIDTH).take(np.arange(150))
+    _, _, directions = np.linalg.svd(vectors, full_matrices=False)
+    np.testing.assert_allclose(
+        np.abs(after[:, :8]), np.abs(before.numpy() @ directions[:8].T), atol=1e-4
+    )
+    aligned = StudentSettings(**options, dimensions=[8], aligned=True)
+    kept = build_student(aligned, objectives, 0, False, teachers=[(teacher(WIDTH), 1.0)])
+    assert not len(kept.encoder.dense)  # the teacher's own coordinates
+
+
+def test_objectives_are_averaged_over_widths(student_folder, tmp_path, teacher):
+    """One step at dropout 0 against each width computed by hand."""
+    options = StudentSettings(
+        model=str(student_folder), pooling="mean", max_length=16, head="none", dropout=0.0,
+        device="cpu", dimensions=[20, 8],
+    )  # fmt: skip
+    settings = TrainSettings.model_validate({
+        "objectives": {"similarity_regression": {}}, "batch_size": 16, "max_steps": 1,
+        "log_every_steps": 1,
+    })  # fmt: skip
+    shards = [make_sentences(150)[i : i + 50] for i in range(0, 150, 50)]
+    tokens = token_rows(tmp_path, "tokens", shards, options)
+    data = TrainingData(tokens, [teacher(48)], [1.0], [])
+    student = build_student(options, settings.objectives, 0, autocast=False)
+    rows = BatchOrder(150, 16, settings.seed).rows(0)
+    u = torch.from_numpy(student.encoder.encode([make_sentences(150)[i] for i in rows]))
+    f = torch.from_numpy(teacher(48).take(rows))
+    expected = []
+    for width in (WIDTH, 20, 8):
+        cut = u[:, :width] / u[:, :width].norm(dim=1, keepdim=True)
+        difference = (cut @ cut.T - f @ f.T)[~torch.eye(16, dtype=bool)]
+        expected.append(float((difference**2).mean()))
+    result = train(PlainEngine(student, settings), settings, data)
+    assert result.progress.history[0]["loss"] == pytest.approx(np.mean(expected), rel=1e-3)
+    parts = result.progress.history[0]["similarity_regression"]
+    assert parts == pytest.approx(expected[0], rel=1e-3)  # of the whole width
+
+
+def test_a_width_beyond_the_vectors_is_refused(student_folder):
+    student = StudentSettings(model=str(student_folder), pooling="mean", dimensions=[WIDTH + 1])
+    objectives = Objectives.model_validate({"listnet": {}})
+    with pytest.raises(UserError, match="student.dimensions: 33 is more than the 32"):
+        build_student(student, objectives, 0, autocast=False)
 
 
 def test_there_is_one_view_where_nobody_reads_another_or_it_would_be_the_same():
