@@ -104,7 +104,7 @@ def test_shipped_searches_have_the_settings_of_their_papers(data_folder, monkeyp
         (["teachers=[{name: v, endpoint: {}}]"], "model"),
         (["ranks={corpus_size: 50, dimensions: 50}"], "must be below corpus_size 50"),
         (["ranks={corpus_size: 500}", "sentences.limit=400"], "is more than sentences.limit 400"),
-        (["teachers.0.model=recipe:x.yaml"], "are that recipe's"),
+        (["teachers.0.model=recipe:x.yaml"], "is that recipe's"),
         (["evaluate.retrieval={}"], "needs held-out pairs"),
         (["sentences.min_chars=2000"], "is above max_chars"),
         (["sentences.dataset=x/y"], "exactly one of"),
