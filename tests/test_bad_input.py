@@ -93,7 +93,7 @@ BAD = {
     "a budget of zero": (
         lambda tmp: chat(budget={"max_requests": 0}), "greater than or equal to 1, not 0"),
     "a limit of money without prices": (
-        lambda tmp: chat(budget={"max_cost": 5.0}), "max_cost needs both prices"),
+        lambda tmp: chat(budget={"max_cost": 5.0}), "max_cost needs price_per_million_prompt_tokens and"),
     "two sources in one entry": (
         lambda tmp: ["perturb=[{name: p, backtranslation: {}, pairs: {path: x}}]"],
         "name exactly one of: pairs, backtranslation, rewriting"),
@@ -140,7 +140,7 @@ BAD = {
     "test sentences longer than the positions": (
         lambda tmp: ["evaluate.max_length=128"], "lower max_length (also evaluate.max_length)"),
     "pooling that nobody named": (
-        lambda tmp: ["student.pooling=auto"], "set pooling to cls, mean or mask"),
+        lambda tmp: ["student.pooling=auto"], "set pooling to cls, mean, last or mask"),
     "an STS file with words as scores": (words_as_scores, "row 2: the score is 'high'"),
     "an STS file without the columns": (missing_columns, "there is no column 'sentence1'"),
     "an STS file that is not UTF-8": (not_text, "not UTF-8"),
