@@ -27,8 +27,8 @@ from pipeline.plan.plan import make_plan
 from pipeline.recipe.read import load_recipe
 from pipeline.run.runner import make, run
 from pipeline.run.session import ray_session
+from stages.encoder.files import package_folder
 from stages.encoder.model import load_for_inference
-from stages.encoder.settings import package_folder
 from stages.rows import unit_rows
 
 Ways = dict[str, Callable[[], Any]]

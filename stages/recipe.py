@@ -248,12 +248,17 @@ class Recipe(Extensible):
         found = []
         student = self.student
         rewritten = self.perturb and self.train.rewritten_view != "none"
-        if not (student.views_differ or rewritten) and self.train.objectives.consistency:
+        objectives = self.train.objectives
+        if not (student.views_differ or rewritten) and (
+            objectives.consistency or (student.is_static and objectives.infonce)
+        ):
+            why = (
+                "student.layers: 0 has no dropout" if student.is_static else "student.dropout is 0"
+            )
             found.append(
-                "student.dropout is 0, so both views of a sentence are the same vector: "
+                f"{why}, so both views of a sentence are the same vector: "
                 "train.objectives.consistency is exactly 0, and infonce only spreads vectors apart"
             )
-        objectives = self.train.objectives
         if objectives.vector_regression and student.head != "none":
             found.append(
                 f"student.head: {student.head} is between the student and its teachers' vectors "

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.models import make_sentences
 from tests.support.pipelines import dense, make_decoder, make_pipeline, normalize, pooling
-from tests.support.recipes import setting
+from tests.support.recipes import setting, write_recipe
 
 
 def test_an_aligned_student_is_compared_with_its_teachers_documents(sentray, tiny_recipe, tmp_path):
@@ -63,11 +63,27 @@ def test_a_static_student_is_trained_exported_and_compared(sentray, tiny_recipe,
     assert (found * theirs).sum(1).mean() > 0.8
 
 
+def test_a_table_cannot_be_trained_further(sentray, tiny_recipe, tmp_path):
+    """Said before the first recipe is trained."""
+    base = tiny_recipe(
+        "name=base", "student.layers=0", "student.head=none",
+        "train.objectives={vector_regression: {}}",
+    )  # fmt: skip
+    write_recipe(tmp_path / "base.yaml", base)
+    file = sentray.recipe_file(tiny_recipe("student={model: recipe:base.yaml}"))
+    assert "is a static table (student.layers: 0)" in sentray("run", file, code=2)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         (["train.objectives={listnet: {}}"], "student.aligned needs train.objectives.vector_regr"),
         (["train.objectives.vector_regression.projection=learned"], "leave one of them out"),
+        (["student.head=tanh"], "aligned is about the student's own vectors, and head: tanh is"),
+        (
+            ["student.aligned=false", "student.dimensions=[32]"],
+            "student.dimensions: 32 is no less than the 32",
+        ),
         (
             ["student.layers=0", "export={variants: [bf16]}"],
             "export.variants are of a transformer, and student.layers: 0 has none",
@@ -85,6 +101,7 @@ def test_what_an_aligned_student_cannot_be(sentray, tiny_recipe, changes, messag
     changes = [setting("teachers", [teacher, teacher | {"name": "u"}])
                if change == "teachers=two" else change for change in changes]  # fmt: skip
     recipe = tiny_recipe(
-        "student.aligned=true", "train.objectives={vector_regression: {}}", *changes
-    )
-    assert message in sentray("plan", sentray.recipe_file(recipe), code=2)
+        "student.aligned=true", "student.head=none", "train.objectives={vector_regression: {}}",
+        *changes,
+    )  # fmt: skip
+    assert message in sentray("run", sentray.recipe_file(recipe), code=2)

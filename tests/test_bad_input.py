@@ -93,7 +93,7 @@ BAD = {
     "a budget of zero": (
         lambda tmp: chat(budget={"max_requests": 0}), "greater than or equal to 1, not 0"),
     "a limit of money without prices": (
-        lambda tmp: chat(budget={"max_cost": 5.0}), "max_cost needs price_per_million_prompt_tokens and"),
+        lambda tmp: chat(budget={"max_cost": 5.0}), "max_cost needs price_per_million_prompt_to"),
     "two sources in one entry": (
         lambda tmp: ["perturb=[{name: p, backtranslation: {}, pairs: {path: x}}]"],
         "name exactly one of: pairs, backtranslation, rewriting"),

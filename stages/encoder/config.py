@@ -1,11 +1,11 @@
 """What a model's own files say of how it is used, compared with the settings. Imports no torch."""
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stages.encoder.settings import EncoderSettings, ModelSettings, model_folder
+from stages.encoder.files import hub_folder, model_folder, read_json
+from stages.encoder.settings import EncoderSettings, ModelSettings
 from stages.errors import UserError
 
 S = TypeVar("S", bound=EncoderSettings)
@@ -112,6 +112,7 @@ class Pipeline:
 POOLINGS = {
     "cls_token": "cls", "cls": "cls", "mean_tokens": "mean", "mean": "mean", "lasttoken": "last",
 }  # fmt: skip
+TRUSTED = "sentence_transformers."  # modules that come with the library, not with a model
 ACTIVATIONS = ("torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Tanh")
 
 
@@ -119,6 +120,9 @@ def read_pipeline(folder: Path) -> Pipeline:
     """The pipeline in a model's folder; `sentray.json` is of students that were trained here."""
     own, modules = read_json(folder / "sentray.json"), read_json(folder / "modules.json")
     dense = tuple(one["path"] for one in modules if one["type"].endswith(".Dense"))
+    foreign = [one["type"] for one in modules if not one["type"].startswith(TRUSTED)]
+    if foreign:
+        return Pipeline(unknown=f"the module {foreign[0]}")
     if own:  # an export has our mask pooling as word weights
         return Pipeline(own["pooling"], dense or tuple(own.get("dense", ())))
     if not modules:  # nor a pipeline that sentence-transformers would know
@@ -162,8 +166,10 @@ def _unknown_input(folder: Path) -> str:
 
 def _unknown_dense(folder: Path) -> str:
     config = read_json(folder / "config.json")
-    plain = config.get("module_input_name", "sentence_embedding") == "sentence_embedding"
-    if not plain or config.get("use_residual"):
+    if not {"in_features", "out_features"} <= config.keys():
+        raise UserError(f"{folder}: no config.json of a Dense module")
+    names = {config.get(f"module_{way}_name") for way in ("input", "output")}
+    if names - {None, "sentence_embedding"} or config.get("use_residual"):
         return "a Dense module with a residual, or of other features"
     activation = config.get("activation_function", ACTIVATIONS[1])
     return "" if activation in ACTIVATIONS else f"a Dense module with {activation}"
@@ -178,23 +184,7 @@ def described_in(settings: ModelSettings) -> Path:
     folder = model_folder(settings.model)
     if folder is not None:
         return folder
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    try:
-        found = snapshot_download(
-            settings.model,
-            revision=settings.revision,
-            allow_patterns=["*.json"],
-            ignore_patterns=["onnx/*", "openvino/*"],
-        )
-    except (OSError, HfHubHTTPError, HFValidationError, ValueError) as error:
-        raise UserError(
-            f"model '{settings.model}': not in the Hugging Face cache, and cannot be fetched from "
-            f"the hub ({type(error).__name__}). Check the name and the network; offline, use a "
-            "cached model, a local folder or package:NAME."
-        ) from None
-    return Path(found)
+    return hub_folder(settings.model, settings.revision, ["*.json"], ["onnx/*", "openvino/*"])
 
 
 def model_config(settings: ModelSettings) -> dict[str, Any]:
@@ -215,6 +205,10 @@ def resolved(settings: S) -> S:
     Raises:
         UserError: the model names no pooling, not this prompt, or modules that cannot be trained.
     """
+    if settings.is_static:  # a table reads the tokens of the sentence alone
+        whole = resolved(settings.model_copy(update={"layers": None}))
+        bare: dict[str, Any] = {"template": None, "final_period": "keep", "prompt": None}
+        return whole.model_copy(update=bare | {"layers": 0, "pooling": "mean"})
     if settings.pooling not in ("auto", "pipeline") and settings.prompt_name is None:
         return settings
     folder = described_in(settings)
@@ -225,14 +219,18 @@ def resolved(settings: S) -> S:
         return settings.model_copy(update=found)
     pipeline, own = read_pipeline(folder), read_json(folder / "sentray.json")
     if own:
-        if settings.template is not None or settings.final_period != "keep":
+        around = settings.given("template", "final_period", "prompt", "prompt_name")
+        if around and (own.get("template") or around[0] in ("template", "final_period")):
             raise UserError(
                 f"model '{settings.model}': its sentray.json sets template and final period; "
-                "leave them out here, or set pooling as well to replace them"
+                f"leave {around[0]} out here, or set pooling as well to replace them"
             )
         found |= {key: own[key] for key in ("template", "final_period") if key in own}
     found["pooling"] = pipeline.pooling
-    if pipeline.unknown:
+    if settings.encode_arguments:
+        found["pooling"] = "pipeline"
+        _check_whole(settings, "encode_arguments are for sentence-transformers")
+    elif pipeline.unknown:
         found["pooling"] = "pipeline"
         if settings.trained:
             raise UserError(
@@ -253,12 +251,26 @@ def _check_whole(settings: EncoderSettings, why: str) -> None:
     """Refuses what sentence-transformers' own pipeline has no place for."""
     for name in settings.given("layers", "template", "final_period"):
         raise UserError(f"model '{settings.model}': {why}, so `{name}` has no effect; leave it out")
-    for one in read_json(described_in(settings) / "modules.json") or []:
-        if not (one["type"].startswith("sentence_transformers.") or settings.trust_remote_code):
+    modules = read_json(described_in(settings) / "modules.json")
+    if not modules:
+        raise UserError(
+            f"model '{settings.model}': {why}, but it is no sentence-transformers pipeline: it has "
+            "no modules.json"
+        )
+    for one in modules:
+        if not (one["type"].startswith(TRUSTED) or settings.trust_remote_code):
             raise UserError(
                 f"model '{settings.model}': its module {one['type']} is Python code that comes "
                 "with the model; read it, then set trust_remote_code: true to run it"
             )
+
+
+def default_prompt(settings: EncoderSettings) -> str | None:
+    """The prompt that a local model has by default, where the settings leave it at that."""
+    folder = model_folder(settings.model) if settings.recipe_file is None else None
+    whole = settings.pooling in ("auto", "pipeline") and not settings.is_static
+    asked = settings.given("prompt", "prompt_name", "template")
+    return _prompt(settings, folder) if folder and whole and not asked else None
 
 
 def _prompt(settings: EncoderSettings, folder: Path) -> str | None:
@@ -277,8 +289,3 @@ def _prompt(settings: EncoderSettings, folder: Path) -> str | None:
             "as `prompt` instead"
         )
     return str(prompts[name])
-
-
-def read_json(file: Path) -> Any:
-    """A JSON file's content, {} where there is none."""
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}

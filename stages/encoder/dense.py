@@ -9,7 +9,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from stages.encoder.config import ACTIVATIONS, described_in
-from stages.encoder.settings import EncoderSettings, model_folder
+from stages.encoder.files import model_folder, read_json
+from stages.encoder.settings import EncoderSettings
 from stages.encoder.tokenizer import readable_errors
 
 IDENTITY, TANH = ACTIVATIONS
@@ -36,7 +37,7 @@ def load_dense(settings: EncoderSettings, places: Sequence[str]) -> nn.Sequentia
     """
     found = nn.Sequential()
     for place in places:
-        config = json.loads((described_in(settings) / place / "config.json").read_text())
+        config = read_json(described_in(settings) / place / "config.json")
         bias = config.get("bias", True)
         linear = nn.Linear(config["in_features"], config["out_features"], bias=bias)
         with readable_errors(settings.model):

@@ -22,8 +22,9 @@ from stages.encoder.config import (
 )
 from stages.encoder.cpu import pack_linears
 from stages.encoder.dense import Dense, load_dense
+from stages.encoder.files import model_folder
 from stages.encoder.pipeline import PipelineEncoder
-from stages.encoder.settings import EncoderSettings, ModelSettings, model_folder
+from stages.encoder.settings import EncoderSettings, ModelSettings
 from stages.encoder.static import StaticTable, token_table
 from stages.encoder.tokenizer import (
     SentenceTokenizer,

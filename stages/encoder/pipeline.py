@@ -11,9 +11,15 @@ import numpy as np
 import torch
 
 from stages.encoder.config import described_in, read_pipeline
-from stages.encoder.settings import EncoderSettings, model_folder
+from stages.encoder.files import hub_folder, model_folder
+from stages.encoder.settings import EncoderSettings
 from stages.encoder.tokenizer import readable_errors
+from stages.errors import UserError
 from stages.rows import unit_rows
+
+# Of a model on the hub: weights as pickles, and for others than torch
+UNWANTED = ["*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt", "*.h5", "*.msgpack", "*.ot", "*.onnx",
+            "onnx/*", "openvino/*"]  # fmt: skip
 
 
 class PipelineEncoder:
@@ -29,10 +35,13 @@ class PipelineEncoder:
     def __init__(self, settings: EncoderSettings, device: torch.device, dtype: torch.dtype) -> None:
         from sentence_transformers import SentenceTransformer
 
+        # without pickles, which would be read where a module has nothing else
+        folder = model_folder(settings.model) or hub_folder(
+            settings.model, settings.revision, unwanted=UNWANTED
+        )
         with readable_errors(settings.model):
             self._model = SentenceTransformer(
-                str(model_folder(settings.model) or settings.model),
-                revision=settings.revision,
+                str(folder),
                 trust_remote_code=settings.trust_remote_code,
                 device=str(device),
                 model_kwargs={"use_safetensors": True},
@@ -45,7 +54,7 @@ class PipelineEncoder:
         self.num_parameters = sum(p.numel() for p in self._model.parameters())
         config = getattr(getattr(self._model[0], "auto_model", None), "config", None)
         self.num_layers = int(getattr(config, "num_hidden_layers", None) or 0)
-        self.dimension = int(self._model.get_embedding_dimension() or 0)
+        self.dimension = self.encode(["a"]).shape[1]  # a module may say another one
         unknown = read_pipeline(described_in(settings)).unknown
         self.arithmetic = "computed by sentence-transformers"
         if unknown and self.num_layers:  # a table has nothing that we could make faster
@@ -65,7 +74,14 @@ class PipelineEncoder:
             "batch_size": max(1, settings.tokens_per_batch // settings.max_length),
             "show_progress_bar": False,
         }
-        found = model.encode(list(texts), **options, **settings.encode_arguments)
+        try:
+            found = model.encode(list(texts), **options, **settings.encode_arguments)
+        except (TypeError, ValueError) as error:
+            if not settings.encode_arguments:
+                raise
+            raise UserError(
+                f"model '{settings.model}': encode with {settings.encode_arguments} fails ({error})"
+            ) from error
         return np.asarray(found, dtype=np.float32)
 
     def encode_unit(self, texts: Sequence[str]) -> np.ndarray:

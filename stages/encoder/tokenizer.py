@@ -15,7 +15,8 @@ import numpy as np
 from safetensors import SafetensorError
 
 from stages.encoder.config import resolved
-from stages.encoder.settings import EncoderSettings, model_folder
+from stages.encoder.files import model_folder
+from stages.encoder.settings import EncoderSettings
 from stages.errors import UserError
 
 # Where a final period is missing, as a pattern that both Python and tokenizers understand, and
@@ -208,7 +209,7 @@ def token_budget_batches(lengths: np.ndarray, tokens_per_batch: int) -> list[np.
     batches = []
     start = 0
     while start < len(order):
-        size = max(1, tokens_per_batch // int(lengths[order[start]]))
+        size = max(1, tokens_per_batch // max(1, int(lengths[order[start]])))
         batches.append(order[start : start + size])
         start += size
     return batches

@@ -132,7 +132,7 @@ def plan(graph: Graph) -> None:
             if not test.reads_model:
                 student = graph.trained_student()
                 stage = Evaluate(test, student, label, recipe.evaluate.max_length)
-                _add(graph, stage, [*student.inputs, *test.reads], recipe.name, f"+{width}", "")
+                _add(graph, stage, [*student.inputs, *test.reads], recipe.name, f"+{width}d", "")
 
 
 def _plan_encoder(
@@ -162,7 +162,7 @@ def _plan_aligned(graph: Graph, label: EncoderLabel, teacher: EncoderSource[Any]
         if test.two_sided:
             stage = Evaluate(test, student, label, recipe.evaluate.max_length, documents=teacher)
             inputs: Inputs = [*student.inputs, *teacher.inputs, *test.reads]
-            _add(graph, stage, inputs, recipe.name, f"+{label.documents}", "")
+            _add(graph, stage, inputs, recipe.name, f"+to-{label.documents}", "")
 
 
 def _add(

@@ -6,7 +6,8 @@ from typing import Any
 
 import yaml
 
-from stages.encoder.settings import ModelSettings, model_folder
+from stages.encoder.files import model_folder
+from stages.encoder.settings import ModelSettings
 from stages.encoder.source import EncoderSource
 from stages.settings import bare_name
 

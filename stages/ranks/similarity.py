@@ -18,10 +18,11 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import rankdata
 
-from stages.encoder.config import num_positions, read_json
+from stages.encoder.config import num_positions
+from stages.encoder.files import model_folder, read_json
 from stages.encoder.model import Encoder, load_for_inference
 from stages.encoder.pipeline import PipelineEncoder
-from stages.encoder.settings import EncoderSettings, model_folder
+from stages.encoder.settings import EncoderSettings
 from stages.errors import UserError
 from stages.ranks.corpus import tiled_similarities
 from stages.rows import unit_rows

@@ -11,7 +11,8 @@ from pydantic import Field, model_validator
 
 from stages.contract import Artifact, Fingerprinted, Resources, RowWise, Shard, Work
 from stages.encoder.config import model_config
-from stages.encoder.settings import ModelSettings, model_folder
+from stages.encoder.files import model_folder
+from stages.encoder.settings import ModelSettings
 from stages.errors import UserError
 from stages.packages import need
 from stages.rewrite.base import RewriteSource

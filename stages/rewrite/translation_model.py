@@ -5,8 +5,9 @@ from typing import Any
 
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer
 
+from stages.encoder.files import model_folder
 from stages.encoder.model import load_pretrained
-from stages.encoder.settings import ModelSettings, model_folder
+from stages.encoder.settings import ModelSettings
 from stages.encoder.tokenizer import readable_errors
 from stages.errors import UserError
 from stages.rewrite.back_translation import TranslationModel

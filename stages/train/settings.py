@@ -89,6 +89,19 @@ class StudentSettings(EncoderSettings):
     def _makes_sense(self) -> "StudentSettings":
         if len(set(self.dimensions)) < len(self.dimensions):
             raise ValueError(f"dimensions {self.dimensions} names a width twice")
+        for name in ("aligned", "dimensions"):
+            if getattr(self, name) and self.head != "none":
+                raise ValueError(
+                    f"{name} is about the student's own vectors, and head: {self.head} is between "
+                    "them and the loss; set head: none"
+                )
+        if self.aligned and self.template_denoising:
+            raise ValueError(
+                "aligned: with template_denoising other vectors are trained than are used; leave "
+                "one of them out"
+            )
+        if self.is_static and self.dropout:
+            raise ValueError("layers: 0 has no dropout; leave it out")
         if self.is_static and self.freeze_embeddings:
             raise ValueError(
                 "layers: 0 has nothing but embeddings, so freeze_embeddings must be off"
@@ -292,6 +305,19 @@ class TrainSettings(Settings):
         if self.schedule == "constant":
             return self.learning_rate
         return self.learning_rate * (num_steps - step) / max(1, num_steps - warmup)
+
+
+def check_widths(widths: list[int], dimension: int) -> None:
+    """Compares widths that vectors may be cut to with their own.
+
+    Raises:
+        UserError: one that is not less.
+    """
+    if max(widths, default=0) >= dimension:
+        raise UserError(
+            f"student.dimensions: {max(widths)} is no less than the {dimension} of the student's "
+            "vectors, which are trained in any case; leave it out"
+        )
 
 
 def batch_too_large(batch_size: int, num_rows: int) -> UserError:

@@ -6,10 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from stages.contract import Artifact, Fingerprinted, Resources, Stage, Work, Workers
+from stages.encoder.config import described_in, read_pipeline
 from stages.encoder.source import EncoderSource
 from stages.packages import need
 from stages.planning import Graph
-from stages.train.settings import StudentSettings, TrainSettings, batch_too_large
+from stages.train.settings import (
+    StudentSettings,
+    TrainSettings,
+    batch_too_large,
+    check_widths,
+)
 
 
 @dataclass(frozen=True)
@@ -57,10 +63,17 @@ class Train(Stage):
         if self.settings.resolved_engine == "deepspeed":
             need("deepspeed", "train.engine: deepspeed (also chosen by train.num_workers over 1)")
         self.student.check()
+        self._check_widths()
         for objective in self.settings.objectives.chosen.values():
             objective.check()
         if self.settings.dev is not None:
             self.settings.dev.check()
+
+    def _check_widths(self) -> None:
+        settings, width = self.student.settings, self.student.config().get("hidden_size")
+        mapped = not self.student.training and read_pipeline(described_in(settings)).dense
+        if width and not (settings.aligned or mapped):  # else only training knows the width
+            check_widths(settings.dimensions, width)
 
     def check_rows(self, num_rows: int) -> None:
         if self.settings.batch_size > num_rows:
@@ -73,6 +86,8 @@ class Train(Stage):
     def output_config(self) -> dict[str, Any]:
         """What the trained model's config.json will say."""
         layers = self.student.settings.layers
+        if self.student.settings.is_static:  # which has no positions either
+            return {"num_hidden_layers": 0}
         count = len(layers) if isinstance(layers, list) else layers
         return self.student.config() | ({} if count is None else {"num_hidden_layers": count})
 

@@ -21,7 +21,7 @@ from stages.encoder.tokenizer import SentenceTokenizer, load_view_tokenizers
 from stages.errors import UserError
 from stages.rows import FactorRows
 from stages.train.auxiliary import AuxiliaryInput, GlobalBatchNorm, build_auxiliary
-from stages.train.settings import Objectives, StudentSettings
+from stages.train.settings import Objectives, StudentSettings, check_widths
 from stages.train.vectors import align, turn_to_principal
 from stages.train.views import view_names
 
@@ -238,14 +238,10 @@ def widths_of(settings: StudentSettings, dimension: int) -> tuple[int, ...]:
     """The width of the vectors, and those that they may be cut to, widest first.
 
     Raises:
-        UserError: one that is more.
+        UserError: see `check_widths`.
     """
-    found = sorted({dimension, *settings.dimensions}, reverse=True)
-    if found[0] > dimension:
-        raise UserError(
-            f"student.dimensions: {found[0]} is more than the {dimension} of the student's vectors"
-        )
-    return tuple(found)
+    check_widths(settings.dimensions, dimension)
+    return (dimension, *sorted(settings.dimensions, reverse=True))
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:

@@ -16,8 +16,9 @@ from pipeline.plan.plan import make_plan
 from pipeline.recipe.read import load_recipe
 from pipeline.run.runner import check_nodes
 from stages.content import digest
+from stages.encoder.files import package_folder
 from stages.encoder.model import load_encoder
-from stages.encoder.settings import EncoderSettings, package_folder
+from stages.encoder.settings import EncoderSettings
 from stages.errors import UserError
 from stages.packages import EXTRAS
 from stages.pinned import PINNED

@@ -12,7 +12,8 @@ from pydantic import SecretStr
 
 from stages.embed.embedder import Embedder
 from stages.embed.endpoint import AskedVectors
-from stages.encoder.settings import EncoderSettings, package_folder
+from stages.encoder.files import package_folder
+from stages.encoder.settings import EncoderSettings
 from stages.endpoint.credentials import read_key
 from stages.endpoint.journal import Spent
 from stages.errors import UserError

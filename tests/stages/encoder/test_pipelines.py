@@ -20,7 +20,7 @@ from stages.errors import UserError
 from stages.export.folder import export_student
 from stages.rows import unit_rows
 from stages.train.engine import cpu_copy
-from stages.train.settings import StudentSettings
+from stages.train.settings import StudentSettings, check_widths
 from stages.train.student import save_encoder
 from tests.support.models import make_model, make_sentences
 from tests.support.pipelines import dense, make_decoder, make_pipeline, normalize, pooling
@@ -62,6 +62,7 @@ THEIRS = {
     "normalised before Dense": [pooling("mean"), normalize, dense(16)],
     "another activation": [pooling("mean"), dense(16, activation_function=nn.ReLU())],
     "residual": [pooling("mean"), dense(16, use_residual=True)],
+    "to other features": [pooling("mean"), dense(16, module_output_name="other")],
     "prompt left out": [pooling("mean", include_prompt=False)],
 }
 
@@ -135,18 +136,64 @@ def test_prompts_by_name_and_text(tmp_path, options, theirs):
     np.testing.assert_allclose(found, expected(folder, **theirs), atol=1e-5)
 
 
+def make_router(folder):
+    """Two ways through one model, by the argument `task`."""
+    from sentence_transformers import SentenceTransformer, models
+
+    ways = {
+        name: [models.Transformer(str(make_model(folder / name, seed=seed))), pooling("mean")()]
+        for seed, name in enumerate(("query", "document"))
+    }
+    router = models.Router.for_query_document(ways["query"], ways["document"])
+    SentenceTransformer(modules=[router], device="cpu").save(str(folder / "whole"))
+    return folder / "whole"
+
+
 def test_arguments_reach_encode(tmp_path):
-    folder = make_pipeline(tmp_path, pooling("max"))
-    whole = load_for_inference(settings_of(folder)).encode(TEXTS)
-    options = {"encode_arguments": {"truncate_dim": 8}}
-    assert np.array_equal(load_for_inference(settings_of(folder, **options)).encode(TEXTS),
-                          whole[:, :8])  # fmt: skip
+    folder = make_router(tmp_path)
+    for task in ("query", "document"):
+        encoder = load_for_inference(settings_of(folder, encode_arguments={"task": task}))
+        np.testing.assert_allclose(
+            encoder.encode_unit(TEXTS), expected(folder, task=task), atol=1e-5
+        )
+    nonsense = settings_of(folder, encode_arguments={"nonsense": 1})
+    with pytest.raises(UserError, match="encode with {'nonsense': 1} fails"):
+        load_for_inference(nonsense).encode(TEXTS)
+
+
+def test_arguments_are_for_sentence_transformers_whatever_we_know(tmp_path):
+    settings = settings_of(
+        make_pipeline(tmp_path, pooling("mean")), encode_arguments={"task": "query"}
+    )
+    assert resolved(settings).pooling == "pipeline"
+    with pytest.raises(ValueError, match="encode_arguments: truncate_dim is not free"):
+        settings_of("any", encode_arguments={"truncate_dim": 4})
 
 
 def test_the_weights_of_every_module_are_part_of_the_fingerprint(tmp_path):
     folder = make_pipeline(tmp_path, pooling("mean"), dense(16))
     named = describe_model(settings_of(folder))["files"]
     assert {"2_Dense/model.safetensors", "2_Dense/config.json", "modules.json"} <= named.keys()
+    (folder / "2_Dense").rename(folder / "map")
+    change_modules(folder, 2, path="map")
+    assert "map/model.safetensors" in describe_model(settings_of(folder))["files"]
+    router = describe_model(settings_of(make_router(tmp_path / "router")))["files"]
+    assert sum(name.endswith("model.safetensors") for name in router) == 2
+
+
+def test_a_default_prompt_is_part_of_the_identity(tmp_path):
+    """The same files once gave other vectors: the prompt was left out."""
+    folder = make_pipeline(tmp_path, pooling("mean"), prompts=PROMPTS, default_prompt_name="query")
+    assert EncoderSource(settings_of(folder)).identity({})["encoder.prompt"] == PROMPTS["query"]
+    for options in ({"prompt": ""}, {"pooling": "mean"}, {"layers": 0}):
+        found = EncoderSource(settings_of(folder, **options)).identity({})
+        assert not found.get("encoder.prompt")
+
+
+def change_modules(folder, place, **values):
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[place] |= values
+    (folder / "modules.json").write_text(json.dumps(modules))
 
 
 def change(folder, file, **values):
@@ -163,9 +210,33 @@ def other_width(folder):
 
 
 def own_code(folder):
-    modules = json.loads((folder / "modules.json").read_text())
-    modules[-1]["type"] = "custom.Dense16"
-    (folder / "modules.json").write_text(json.dumps(modules))
+    change_modules(folder, -1, type="custom.Dense16")
+
+
+def own_transformer(folder):
+    change_modules(folder, 0, type="custom_st.Transformer")
+
+
+def pickle_elsewhere(folder):
+    (folder / "2_Dense").rename(folder / "map")
+    change_modules(folder, 2, path="map")
+    (folder / "map" / "model.safetensors").rename(folder / "map" / "pytorch_model.bin")
+
+
+def no_json(folder):
+    (folder / "modules.json").write_text("[{")
+
+
+def no_dense_config(folder):
+    (folder / "2_Dense" / "config.json").unlink()
+
+
+def own_template(folder):
+    (folder / "sentray.json").write_text('{"pooling": "mean", "template": "a {sentence}"}')
+
+
+def no_pipeline(folder):
+    (folder / "modules.json").unlink()
 
 
 @pytest.mark.parametrize(
@@ -177,7 +248,13 @@ def own_code(folder):
         (None, {"pooling": "pipeline", "template": "a {sentence}"}, "`template` has no effect"),
         (pickled_dense, {}, r"only there as a pickle \(2_Dense/pytorch_model.bin\)"),
         (other_width, {}, "2_Dense: the weights are not those of its config.json"),
+        (pickle_elsewhere, {}, r"only there as a pickle \(map/pytorch_model.bin\)"),
         (own_code, {}, "custom.Dense16 is Python code .* set trust_remote_code"),
+        (own_transformer, {}, "custom_st.Transformer is Python code"),
+        (no_json, {}, "modules.json: not readable as JSON"),
+        (no_dense_config, {}, "2_Dense: no config.json of a Dense module"),
+        (own_template, {"prompt": "b "}, "leave prompt out here"),
+        (no_pipeline, {"pooling": "pipeline"}, "it has no modules.json"),
     ],
 )
 def test_what_cannot_be_used_is_said(tmp_path, damage, options, message):
@@ -228,11 +305,25 @@ def test_what_is_trained_is_exported_with_all_its_modules(tmp_path, modules, opt
     np.testing.assert_allclose(expected(tmp_path / "student"), before, atol=1e-5)
 
 
+class StaticTraining:
+    def output_config(self):
+        return {"num_hidden_layers": 0}
+
+
+def test_a_recipes_table_has_no_positions_and_no_layers():
+    settings = settings_of("recipe:x.yaml").model_copy(update={"max_length": 5000})
+    EncoderSource(settings, StaticTraining()).check()
+    with pytest.raises(UserError, match="no layers to keep or to train"):
+        EncoderSource(settings_of("recipe:x.yaml", layers=2), StaticTraining()).check()
+
+
 def test_what_cannot_be_trained_is_said(tmp_path):
     folder = make_pipeline(tmp_path, pooling("mean"), dense(16, activation_function=nn.ReLU()))
     student = StudentSettings(model=str(folder))
     with pytest.raises(UserError, match="Dense module with .*ReLU, which cannot be trained here"):
         EncoderSource(student).check()
     EncoderSource(student.model_copy(update={"pooling": "mean"})).check()
+    with pytest.raises(UserError, match="student.dimensions: 64 is no less than the 32"):
+        check_widths([8, 64], 32)
     with pytest.raises(ValueError, match="'pipeline' cannot be trained"):
         StudentSettings(model=str(folder), pooling="pipeline")

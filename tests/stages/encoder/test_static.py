@@ -1,5 +1,7 @@
 """Students without layers: where their tables begin, what they compute, and how they are saved."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,8 @@ from stages.encoder.static import SMOOTHING
 from stages.train.engine import cpu_copy
 from stages.train.settings import StudentSettings
 from stages.train.student import save_encoder
-from tests.support.models import make_sentences
+from tests.support.models import make_model, make_sentences
+from tests.support.pipelines import make_pipeline, pooling
 
 
 @pytest.fixture
@@ -72,6 +75,34 @@ def test_it_is_saved_as_a_static_embedding_with_its_map_inside(static, tmp_path)
     np.testing.assert_allclose(found, static.encode(["cat", "dog"]).mean(0), atol=1e-5)
 
 
+def test_a_text_without_tokens_is_no_reason_to_stop(static):
+    assert static.encode([" ", ""]).tolist() == [[0.0] * 32] * 2
+
+
+def test_what_its_model_puts_around_a_sentence_is_left_out(tmp_path):
+    """The whole model has a prompt by default; only its table begins with that."""
+    prompts = {"query": "the old man sees "}
+    folder = make_pipeline(tmp_path, pooling("mean"), prompts=prompts, default_prompt_name="query")
+    options = dict(model=str(folder), max_length=12, device="cpu")
+    table = load_encoder(EncoderSettings(**options, layers=0))
+    assert table.tokenizer.lead == "" and table.settings.prompt is None
+    save_encoder(table, cpu_copy(table), tmp_path / "saved")
+    theirs = SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    np.testing.assert_allclose(theirs.encode(["cat dog"]), table.encode(["cat dog"]), atol=1e-5)
+
+
+def test_ids_may_have_gaps(tmp_path):
+    """Some tokenizers number their last tokens past their own count."""
+    folder = make_model(tmp_path / "model", vocab_size=60)
+    rust = json.loads((folder / "tokenizer.json").read_text())
+    rust["model"]["vocab"]["near"] = 59
+    (folder / "tokenizer.json").write_text(json.dumps(rust))
+    table = load_encoder(
+        EncoderSettings(model=str(folder), pooling="mean", layers=0, max_length=12, device="cpu")
+    )
+    assert np.isfinite(table.encode(["near"])).all()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -79,6 +110,7 @@ def test_it_is_saved_as_a_static_embedding_with_its_map_inside(static, tmp_path)
         (dict(prompt="query: "), "leave prompt out"),
         (dict(final_period="sncse"), "leave final_period out"),
         (dict(freeze_embeddings=True), "nothing but embeddings"),
+        (dict(dropout=0.1), "has no dropout"),
         (dict(layers=-1), "greater than or equal to 0"),
     ],
 )

