@@ -327,3 +327,38 @@ def test_what_cannot_be_trained_is_said(tmp_path):
         check_widths([8, 64], 32)
     with pytest.raises(ValueError, match="'pipeline' cannot be trained"):
         StudentSettings(model=str(folder), pooling="pipeline")
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """An empty cache of the Hugging Face hub; returns what puts a folder there under an id."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+
+    def put(model, folder):
+        place = tmp_path / "hub" / f"models--{model.replace('/', '--')}"
+        (place / "refs").mkdir(parents=True)
+        (place / "refs" / "main").write_text("0" * 40)
+        shutil.copytree(folder, place / "snapshots" / ("0" * 40))
+
+    return put
+
+
+@pytest.mark.parametrize("way", ["mean", "max"])
+def test_a_model_of_the_hub_is_read_from_its_cache(tmp_path, hub, way):
+    """Pooling, Dense and prompt by its own files, computed by us or by sentence-transformers."""
+    folder = make_pipeline(
+        tmp_path, pooling(way), dense(16), prompts=PROMPTS, default_prompt_name="query"
+    )
+    hub("tiny/whole", folder)
+    encoder = load_for_inference(settings_of("tiny/whole"))
+    assert isinstance(encoder, {"mean": Encoder, "max": PipelineEncoder}[way])
+    np.testing.assert_allclose(encoder.encode_unit(TEXTS), expected(folder), atol=1e-5)
+
+
+def test_a_model_that_is_not_in_the_cache_is_said_to_be_missing(tmp_path, hub):
+    with pytest.raises(UserError, match="'tiny/none': not in the Hugging Face cache"):
+        EncoderSource(settings_of("tiny/none")).check()
+    (tmp_path / "empty").mkdir()
+    hub("tiny/empty", tmp_path / "empty")
+    with pytest.raises(UserError, match="'tiny/empty': not in the .*no model in its folder"):
+        EncoderSource(settings_of("tiny/empty")).check()
