@@ -29,13 +29,13 @@ import torch
 from neighbour_graph import exact, in_blocks, without_itself
 from spread import over_seeds
 
-from pipeline.plan.plan import make_plan
+from pipeline.plan.plan import Plan, make_plan
 from pipeline.recipe.read import load_recipe
 from pipeline.run.runner import run
-from pipeline.run.work import works_of
+from pipeline.run.work import NodeWork, works_of
 from stages.encoder.tokenizer import pad
 from stages.evaluate.sts import spearman
-from stages.rows import FactorRows, unit_rows
+from stages.rows import unit_rows
 from stages.train.engine import PlainEngine
 from stages.train.run import start_training, training_data
 from stages.train.stage import Train
@@ -97,15 +97,28 @@ class Batches:
 RANDOM = Batches()
 
 
-def nearest_of(node: str, factors: FactorRows, options: argparse.Namespace) -> np.ndarray:
-    """The nearest of every sentence (N, 100) int32, kept under the name of the teacher's node."""
-    file = options.folder / f"nearest-{node}.npy"
+def train_of(plan: Plan) -> tuple[Train, NodeWork]:
+    """The training of a plan, and what opens its inputs."""
+    node = plan.graph["train"]
+    assert isinstance(node.stage, Train)
+    return node.stage, works_of([node], plan.recipe.storage, plan.folders)["train"]
+
+
+def nearest_of(plan: Plan, options: argparse.Namespace) -> np.ndarray:
+    """The nearest of every sentence (N, 100) int32, by cosine; kept for this artifact."""
+    (factors,) = training_data(*train_of(plan)).factors
+    rows = np.arange(factors.num_rows)
+    vectors = factors.take(rows)
+    file = options.folder / f"nearest-{Path(plan.folders['embed:minilm']).name}.npy"
     if not file.exists():
-        rows = np.arange(factors.num_rows)
-        vectors = factors.take(rows)
         found = in_blocks(exact(vectors, options), vectors, rows, NUM_NEAREST + 1)
         np.save(file, without_itself(rows, found, NUM_NEAREST).astype(np.int32))
-    return np.asarray(np.load(file, mmap_mode="r"))
+    nearest_NK = np.load(file)
+    for rank in (1, 10, 100):
+        cosines = (vectors * vectors[nearest_NK[:, rank - 1]]).sum(1)
+        above = 100 * (cosines > 0.8).mean()
+        print(f"neighbour {rank}: median cosine {np.median(cosines):.2f}, {above:.1f}% above 0.8")
+    return np.asarray(nearest_NK)
 
 
 def held_out(nearest_NK: np.ndarray) -> np.ndarray:
@@ -153,21 +166,18 @@ def agreement(student_nD: np.ndarray, teacher_nD: np.ndarray) -> dict[str, float
 
 
 def figures_of(
-    changes: list[str], batches: Batches, options: argparse.Namespace
+    changes: list[str], batches: Batches, nearest_NK: np.ndarray, options: argparse.Namespace
 ) -> dict[str, float]:
     """The figures of one training, kept in the storage; trains where they are not there."""
     plan = make_plan(load_recipe(RECIPE, changes))
-    node = plan.graph["train"]
+    fingerprint = plan.graph["train"].fingerprint
     file = options.folder / "figures.jsonl"
     for line in file.read_text().splitlines() if file.exists() else []:
         kept = json.loads(line)
-        if (kept["train"], kept["batches"]) == (node.fingerprint, asdict(batches)):
+        if (kept["train"], kept["batches"]) == (fingerprint, asdict(batches)):
             return kept["figures"]
-    stage, work = node.stage, works_of([node], options.storage, plan.folders)["train"]
-    assert isinstance(stage, Train)
+    stage, work = train_of(plan)
     data, settings = training_data(stage, work), stage.settings
-    (factors,) = data.factors
-    nearest_NK = nearest_of(Path(plan.folders["embed:minilm"]).name, factors, options)
     held = held_out(nearest_NK)
     training = start_training(stage, work, PlainEngine, checkpointed=False)
     shape = training.num_steps, settings.batch_size
@@ -176,8 +186,8 @@ def figures_of(
     with patch("stages.train.views.BatchOrder", lambda *_: order):
         *_, last = training.rows()
     student = vectors_of(training.engine.student, data.tokens.take(held))
-    figures = {"dev": last["dev_spearman"]} | agreement(student, factors.take(held))
-    kept = {"train": node.fingerprint, "batches": asdict(batches), "figures": figures}
+    figures = {"dev": last["dev_spearman"]} | agreement(student, data.factors[0].take(held))
+    kept = {"train": fingerprint, "batches": asdict(batches), "figures": figures}
     with file.open("a") as stream:
         stream.write(json.dumps(kept) + "\n")
     return figures
@@ -199,12 +209,13 @@ def main() -> None:
     torch.set_num_threads(1)
     options.folder = Path(options.storage) / "neighbour-batches"
     options.folder.mkdir(parents=True, exist_ok=True)
+    recipe = load_recipe(RECIPE, [f"storage={options.storage}"])
     for stage in ("sentences", "tokens", "embed"):
-        run(load_recipe(RECIPE, [f"storage={options.storage}"]), only=stage)
-    table(options)
+        run(recipe, only=stage)
+    table(nearest_of(make_plan(recipe), options), options)
 
 
-def table(options: argparse.Namespace) -> None:
+def table(nearest_NK: np.ndarray, options: argparse.Namespace) -> None:
     groups = [
         Batches(*one) for one in itertools.product(options.groups, options.ranks, options.random)
     ]
@@ -221,7 +232,7 @@ def table(options: argparse.Namespace) -> None:
                     f"train.dev.every_steps={steps}", f"train.seed={seed}",
                     f"student.layers={layers}", f"storage={options.storage}",
                 ]  # fmt: skip
-                rows.append(figures_of(changes, batches, options))
+                rows.append(figures_of(changes, batches, nearest_NK, options))
             print(f"{batches!s:<42}{over_seeds(rows)}", flush=True)
             twins = twins or rows
             if batches != RANDOM:
