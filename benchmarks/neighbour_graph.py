@@ -130,6 +130,20 @@ WAYS: dict[str, Callable[[np.ndarray, argparse.Namespace], Any]] = {
 }
 
 
+def in_blocks(search: Search, vectors_ND: np.ndarray, rows: np.ndarray, k: int) -> np.ndarray:
+    """The k nearest of these rows (n, k) int64, themselves included."""
+    found_nk = np.empty((len(rows), k), dtype=np.int64)
+    for first in range(0, len(rows), BLOCK_ROWS):
+        block = rows[first : first + BLOCK_ROWS]
+        found_nk[first : first + len(block)] = search(vectors_ND[block].astype(np.float32), k)
+    return found_nk
+
+
+def without_itself(rows: np.ndarray, found_nk: np.ndarray, k: int) -> np.ndarray:
+    """The k nearest of these rows (n, k), of one more."""
+    return np.array([near[near != row][:k] for row, near in zip(rows, found_nk, strict=True)])
+
+
 class Watch:
     """Seconds, and CPU seconds of all threads of this process: others may have the cores too."""
 
@@ -149,25 +163,15 @@ def measure(options: argparse.Namespace) -> None:
     made = WAYS[options.measure](vectors_ND, options)
     built, searched = watch.read(), (0.0, 0.0)
     if callable(made):
-        found_nk = np.empty((len(part), NUM_NEAREST + 1), dtype=np.int64)
         watch = Watch()
-        for first in range(0, len(part), BLOCK_ROWS):
-            rows = part[first : first + BLOCK_ROWS]
-            found_nk[first : first + len(rows)] = made(
-                vectors_ND[rows].astype(np.float32), NUM_NEAREST + 1
-            )
+        found_nk = in_blocks(made, vectors_ND, part, NUM_NEAREST + 1)
         seconds, cpu_seconds = watch.read()
         times = len(vectors_ND) / len(part)
         searched = (seconds * times, cpu_seconds * times)
     else:
         found_nk = made[part]
-    sample = part[:NUM_SAMPLED]
-    without_itself = [
-        row[row != own][:NUM_NEAREST] for own, row in zip(sample, found_nk, strict=False)
-    ]
-    np.save(
-        options.folder / f"{options.measure}.npy", np.array([row[:10] for row in without_itself])
-    )
+    sample = without_itself(part[:NUM_SAMPLED], found_nk[:NUM_SAMPLED], 10)
+    np.save(options.folder / f"{options.measure}.npy", sample)
     status = Path("/proc/self/status").read_text()
     peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
     figures = {"built": built, "searched": searched, "peak_gib": int(peak.split()[1]) / 2**20}

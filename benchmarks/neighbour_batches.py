@@ -1,0 +1,247 @@
+"""Batches made of neighbours against random ones: same student, sentences, steps and objective.
+
+    SENTRAY_DATA=/path/to/data python benchmarks/neighbour_batches.py --objectives cosine
+
+Builds on recipes/wiki-minilm.yaml, whose sentences, factors and tokens it makes in --storage, and
+on the exact 100 nearest of each sentence under the teacher. A share of each batch is random; the
+rest are groups of a random sentence and near ones: the nearest, or any of ranks 11-100. No sentence
+comes twice. All else is the product's training. Figures of the last step's student:
+  dev    Spearman x 100 on STS-B dev
+  near   percent of the teacher's ten nearest that the student finds among 2,000 sentences kept from
+         training: 250 and seven neighbours of each
+  order  Spearman x 100 of a sentence's similarities to all of these, mean over every fourth one
+  error  of similarities that are over 0.5 under the teacher: root mean square x 100
+Prints mean and standard deviation over the seeds, and the difference to the same training on random
+batches, which is always made. What is done already is not done again, so the table can be made in
+parts, side by side too: a process has one thread, and takes one to four minutes for 120 steps.
+"""
+
+import argparse
+import itertools
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from neighbour_graph import exact, in_blocks, without_itself
+from spread import over_seeds
+
+from pipeline.plan.plan import Plan, make_plan
+from pipeline.recipe.read import load_recipe
+from pipeline.run.runner import run
+from pipeline.run.work import NodeWork, works_of
+from stages.encoder.tokenizer import pad
+from stages.evaluate.sts import spearman
+from stages.rows import unit_rows
+from stages.train.engine import PlainEngine
+from stages.train.run import start_training, training_data
+from stages.train.stage import Train
+from stages.train.student import Student
+
+RECIPE = "recipes/wiki-minilm.yaml"
+NUM_NEAREST, NUM_HELD, HELD_GROUP = 100, 2000, 8
+OBJECTIVES = {
+    "cosine": "vector_regression: {}",
+    "cosine + similarities": "vector_regression: {}, similarity_regression: {weight: 10}",
+    "similarities": "similarity_regression: {weight: 10}",
+    "order of similarities": "similarity_regression: {distance: order, temperature: 0.05}",
+    "ListNet": "listnet: {student_temperature: 0.05, teacher_temperature: 0.05}",
+}
+
+
+@dataclass(frozen=True)
+class Batches:
+    """What batches are made of: groups of so many sentences, and a share of random ones."""
+
+    group: int = 1
+    ranks: str = "nearest"
+    random: float = 1.0
+
+    def __str__(self) -> str:
+        if self == RANDOM:
+            return "random"
+        return f"groups of {self.group}, {self.ranks}, {100 * self.random:.0f}% random"
+
+    def rows(
+        self, nearest_NK: np.ndarray, held: np.ndarray, shape: tuple[int, int], seed: int
+    ) -> np.ndarray:
+        """Row numbers of all steps' batches, of the given shape (steps, batch size)."""
+        used = np.zeros(len(nearest_NK), dtype=bool)
+        used[held] = True
+        seeds = np.random.default_rng([seed, 7]).permutation(np.flatnonzero(~used))
+        drawn = np.random.default_rng([seed, 8])
+        unused = (row for row in seeds if not used[row])
+        nearest = self.ranks == "nearest"
+        first, last = (1, NUM_NEAREST) if nearest else map(int, self.ranks.split("-"))
+        num_grouped = shape[1] - round(shape[1] * self.random)
+        steps = []
+        for _ in range(shape[0]):
+            batch: list[int] = []
+            while len(batch) < shape[1]:
+                batch.append(next(unused))
+                used[batch[-1]] = True
+                if len(batch) <= num_grouped:
+                    near = nearest_NK[batch[-1], first - 1 : last]
+                    near = near[~used[near]]
+                    near = near if nearest else drawn.permutation(near)
+                    near = near[: min(self.group - 1, num_grouped - len(batch))]
+                    used[near] = True
+                    batch += near.tolist()
+            steps.append(batch)
+        return np.array(steps)
+
+
+RANDOM = Batches()
+
+
+def train_of(plan: Plan) -> tuple[Train, NodeWork]:
+    """The training of a plan, and what opens its inputs."""
+    node = plan.graph["train"]
+    assert isinstance(node.stage, Train)
+    return node.stage, works_of([node], plan.recipe.storage, plan.folders)["train"]
+
+
+def nearest_of(plan: Plan, options: argparse.Namespace) -> np.ndarray:
+    """The nearest of every sentence (N, 100) int32, by cosine; kept for this artifact."""
+    (factors,) = training_data(*train_of(plan)).factors
+    rows = np.arange(factors.num_rows)
+    vectors = factors.take(rows)
+    file = options.folder / f"nearest-{Path(plan.folders['embed:minilm']).name}.npy"
+    if not file.exists():
+        found = in_blocks(exact(vectors, options), vectors, rows, NUM_NEAREST + 1)
+        np.save(file, without_itself(rows, found, NUM_NEAREST).astype(np.int32))
+    nearest_NK = np.load(file)
+    for rank in (1, 10, 100):
+        cosines = (vectors * vectors[nearest_NK[:, rank - 1]]).sum(1)
+        above = 100 * (cosines > 0.8).mean()
+        print(f"neighbour {rank}: median cosine {np.median(cosines):.2f}, {above:.1f}% above 0.8")
+    return np.asarray(nearest_NK)
+
+
+def held_out(nearest_NK: np.ndarray) -> np.ndarray:
+    """Sentences that are not trained on (2000,): 250 random ones and seven near ones of each."""
+    found: list[int] = []
+    taken: set[int] = set()
+    for row in np.random.default_rng(0).permutation(len(nearest_NK)):
+        near = [one for one in (int(row), *nearest_NK[row, :12].tolist()) if one not in taken]
+        if len(near) >= HELD_GROUP:
+            found += near[:HELD_GROUP]
+            taken.update(found[-HELD_GROUP:])
+        if len(found) == NUM_HELD:
+            break
+    return np.sort(found)
+
+
+def vectors_of(student: Student, tokens: list[np.ndarray]) -> np.ndarray:
+    """Unit vectors (n, D) of sentences as the student reads them in training."""
+    student.eval()
+    tokenizer = student.tokenizers[0]
+    rows = tokenizer.wrap(tokens)
+    order = np.argsort([len(row) for row in rows])
+    out = np.empty((len(rows), student.encoder.dimension), dtype=np.float32)
+    for start in range(0, len(rows), 64):
+        part = order[start : start + 64]
+        ids, mask = pad([rows[i] for i in part], tokenizer.pad_id)
+        with torch.no_grad():
+            out[part] = student(torch.from_numpy(ids), torch.from_numpy(mask), {})[0].numpy()
+    return unit_rows(out)
+
+
+def agreement(student_nD: np.ndarray, teacher_nD: np.ndarray) -> dict[str, float]:
+    """`near`, `order` and `error` of the held-out sentences (see above)."""
+    others = ~np.eye(len(student_nD), dtype=bool)
+    own, taught = ((x @ x.T)[others].reshape(len(x), len(x) - 1) for x in (student_nD, teacher_nD))
+    tens = (np.argsort(-x, axis=1)[:, :10] for x in (own, taught))
+    found = [len(np.intersect1d(*rows)) for rows in zip(*tens, strict=True)]
+    orders = [spearman(*rows) for rows in zip(own[::4], taught[::4], strict=True)]
+    near = taught > 0.5
+    return {
+        "near": 10 * float(np.mean(found)),
+        "order": 100 * float(np.mean(orders)),
+        "error": 100 * float(np.sqrt(((own - taught)[near] ** 2).mean())),
+    }
+
+
+def figures_of(
+    changes: list[str], batches: Batches, nearest_NK: np.ndarray, options: argparse.Namespace
+) -> dict[str, float]:
+    """The figures of one training, kept in the storage; trains where they are not there."""
+    plan = make_plan(load_recipe(RECIPE, changes))
+    fingerprint = plan.graph["train"].fingerprint
+    file = options.folder / "figures.jsonl"
+    for line in file.read_text().splitlines() if file.exists() else []:
+        kept = json.loads(line)
+        if (kept["train"], kept["batches"]) == (fingerprint, asdict(batches)):
+            return kept["figures"]
+    stage, work = train_of(plan)
+    data, settings = training_data(stage, work), stage.settings
+    held = held_out(nearest_NK)
+    training = start_training(stage, work, PlainEngine, checkpointed=False)
+    shape = training.num_steps, settings.batch_size
+    rows_SB = batches.rows(nearest_NK, held, shape, settings.seed)
+    order = SimpleNamespace(rows=rows_SB.__getitem__)  # of a step
+    with patch("stages.train.views.BatchOrder", lambda *_: order):
+        *_, last = training.rows()
+    student = vectors_of(training.engine.student, data.tokens.take(held))
+    figures = {"dev": last["dev_spearman"]} | agreement(student, data.factors[0].take(held))
+    kept = {"train": fingerprint, "batches": asdict(batches), "figures": figures}
+    with file.open("a") as stream:
+        stream.write(json.dumps(kept) + "\n")
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--objectives", nargs="+", default=list(OBJECTIVES), choices=list(OBJECTIVES)
+    )
+    parser.add_argument("--groups", type=int, nargs="*", default=[2, 8])
+    parser.add_argument("--ranks", nargs="+", default=["nearest", "11-100"])
+    parser.add_argument("--random", type=float, nargs="+", default=[0.5], help="share of a batch")
+    parser.add_argument("--steps", type=int, nargs="+", default=[240])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--layers", nargs="+", default=["[0, 2, 5]"])
+    parser.add_argument("--storage", default="runs")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    options.folder = Path(options.storage) / "neighbour-batches"
+    options.folder.mkdir(parents=True, exist_ok=True)
+    recipe = load_recipe(RECIPE, [f"storage={options.storage}"])
+    for stage in ("sentences", "tokens", "embed"):
+        run(recipe, only=stage)
+    table(nearest_of(make_plan(recipe), options), options)
+
+
+def table(nearest_NK: np.ndarray, options: argparse.Namespace) -> None:
+    groups = [
+        Batches(*one) for one in itertools.product(options.groups, options.ranks, options.random)
+    ]
+    for layers, objective, steps in itertools.product(
+        options.layers, options.objectives, options.steps
+    ):
+        print(f"layers {layers}, {objective}, {steps} steps, {len(options.seeds)} seeds")
+        twins: list[dict[str, float]] = []
+        for batches in (RANDOM, *groups):
+            rows = []
+            for seed in options.seeds:
+                changes = [
+                    f"train.objectives={{{OBJECTIVES[objective]}}}", f"train.max_steps={steps}",
+                    f"train.dev.every_steps={steps}", f"train.seed={seed}",
+                    f"student.layers={layers}", f"storage={options.storage}",
+                ]  # fmt: skip
+                rows.append(figures_of(changes, batches, nearest_NK, options))
+            print(f"{batches!s:<42}{over_seeds(rows)}", flush=True)
+            twins = twins or rows
+            if batches != RANDOM:
+                less = [
+                    {name: x[name] - y[name] for name in x}
+                    for x, y in zip(rows, twins, strict=True)
+                ]
+                print(f"{'  difference to random':<42}{over_seeds(less)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
