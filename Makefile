@@ -12,16 +12,30 @@ INSTALL := $(BIN)/python -m pip install --quiet --no-compile
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # templates are no modules
 
 .PHONY: quickstart test test-all lint
+.PHONY: test-quick test-ray test-cluster test-long
 .DEFAULT_GOAL := quickstart
 
 quickstart: $(VENV)/.quickstart
 	$(BIN)/sentray run recipes/quickstart.yaml
 
+# Two processes each: what uses Ray waits for processes most of the time.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest tests -m "not thorough"
+	$(MAKE) --jobs=2 test-ray test-quick
 
 test-all: test
-	$(BIN)/python -m pytest tests -m thorough
+	$(MAKE) --jobs=2 test-cluster test-long
+
+test-quick:
+	$(BIN)/python -m pytest tests -m "not thorough and not ray"
+
+test-ray:
+	$(BIN)/python -m pytest tests -m "not thorough and ray"
+
+test-cluster:
+	$(BIN)/python -m pytest tests/cluster -m thorough
+
+test-long:
+	$(BIN)/python -m pytest tests --ignore=tests/cluster -m thorough
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
