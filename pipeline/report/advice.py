@@ -82,7 +82,9 @@ def _of_dev(evidence: Evidence, dev: list[tuple[int, float]]) -> str:
     best_step, best = max(dev, key=lambda one: one[1])
     steps = f"steps {end[0][0]:,} to {last_step:,}"
     if line.clear and line.change >= LEAST_POINTS_GAINED:
-        return _longer(evidence, f"dev still rose, {line.first:.2f} to {line.last:.2f} over {steps}")
+        return _longer(
+            evidence, f"dev still rose, {line.first:.2f} to {line.last:.2f} over {steps}"
+        )
     fell = best - dev[-1][1] >= max(LEAST_POINTS_GAINED, 3 * _noise(dev))
     if fell and best_step <= last_step * 2 / 3:
         return (
@@ -176,9 +178,7 @@ def advice_for(plan: Plan, results: Results) -> str:
     return ""
 
 
-def _evidence(
-    plan: Plan, node: Node, results: Results, history: list[dict[str, Any]]
-) -> Evidence:
+def _evidence(plan: Plan, node: Node, results: Results, history: list[dict[str, Any]]) -> Evidence:
     recipe = plan.recipe
     root = plan.nodes[rows_root(node, plan.graph)].manifest
     limit, num_rows = recipe.sentences.limit, root.num_rows if root else 0
@@ -213,7 +213,9 @@ def _compared(results: Results) -> tuple[float | None, float | None, tuple[int, 
             statistics.fmean(one[name].value for name in names) if names else None
             for one in (own, other)
         ]
-        layers = (int(own["layers"].value), int(other["layers"].value)) if "layers" in other else None
+        layers = (
+            (int(own["layers"].value), int(other["layers"].value)) if "layers" in other else None
+        )
         if best is None or (values[1] or 0) > (best[1] or 0):
             best = (values[0], values[1], layers)
     return best or (None, None, None)

@@ -111,7 +111,12 @@ def show_result(recipe: Recipe) -> str:
     store, results = plan.store, collect(plan)
     if not results.complete:
         return "no results yet: the evaluation has not been made"
-    lines = ["", results_table(results), "", *([line] if (line := advice_for(plan, results)) else [])]
+    lines = [
+        "",
+        results_table(results),
+        "",
+        *([line] if (line := advice_for(plan, results)) else []),
+    ]
     link = store.root.local_path(f"students/{recipe.name}")
     if link is not None and link.exists():
         lines.append(f"student: {link}  (SentenceTransformer loads this folder)")

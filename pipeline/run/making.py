@@ -180,4 +180,3 @@ class _Making:
         for node, its_root in self._roots.values():
             if its_root == root:
                 node.stage.check_rows(manifest.num_rows)
-
