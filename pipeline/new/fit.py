@@ -35,6 +35,8 @@ RECORDS_PER_SECOND = 100_000
 # The comparison of speed is left out where it would take more than this share of the budget.
 MOST_COMPARING = 0.2
 LEAST_SENTENCES = 16
+# Of the curve by which `run` judges what would help next.
+CURVE_POINTS = 40
 
 
 @dataclass(frozen=True)
@@ -196,6 +198,8 @@ def _scheduled(
         return one
     found.train["max_steps"] = one.num_steps
     found.train["checkpoint_every_steps"] = max(20, one.num_steps // 5)
+    if one.num_steps < 10 * CURVE_POINTS:  # else every ten steps
+        found.train["log_every_steps"] = max(1, one.num_steps // CURVE_POINTS)
     seconds = {
         "start and tests": start,
         "embedding": one.num_sentences * speed.seconds,

@@ -170,7 +170,8 @@ def advice_for(plan: Plan, results: Results) -> str:
     """The line of a run whose artifacts are there; "" where it trained nothing."""
     recipe = plan.recipe
     for name, planned in plan.nodes.items():
-        if planned.node.recipe != recipe.name or planned.manifest is None:
+        # the plan may be older than what a run has made of it
+        if planned.node.recipe != recipe.name or plan.store.manifest(planned.folder) is None:
             continue
         for body in planned.node.stage.report(plan.store.open(planned.folder, name)).values():
             if isinstance(body, list) and body:
@@ -180,7 +181,7 @@ def advice_for(plan: Plan, results: Results) -> str:
 
 def _evidence(plan: Plan, node: Node, results: Results, history: list[dict[str, Any]]) -> Evidence:
     recipe = plan.recipe
-    root = plan.nodes[rows_root(node, plan.graph)].manifest
+    root = plan.store.manifest(plan.folders[rows_root(node, plan.graph)])
     limit, num_rows = recipe.sentences.limit, root.num_rows if root else 0
     regression = recipe.train.objectives.vector_regression
     cosine = None

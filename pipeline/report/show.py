@@ -56,7 +56,8 @@ def _run(store: ArtifactStore, record: str) -> str:
         raw = json.loads(store.root.read(f"{record}/results.json"))
         if "measurements" in raw:
             results = Results.read(raw)
-            lines += ["", results_table(results), *([results.advice] if results.advice else [])]
+            lines += ["", results_table(results)]
+            lines += ["", results.advice] if results.advice else []
         else:  # of a version before typed figures
             lines += ["", f"figures of an older version: {store.root.path(record)}/results.json"]
     return "\n".join(lines)
@@ -111,12 +112,9 @@ def show_result(recipe: Recipe) -> str:
     store, results = plan.store, collect(plan)
     if not results.complete:
         return "no results yet: the evaluation has not been made"
-    lines = [
-        "",
-        results_table(results),
-        "",
-        *([line] if (line := advice_for(plan, results)) else []),
-    ]
+    lines = ["", results_table(results), ""]
+    if line := advice_for(plan, results):
+        lines.append(line)
     link = store.root.local_path(f"students/{recipe.name}")
     if link is not None and link.exists():
         lines.append(f"student: {link}  (SentenceTransformer loads this folder)")
