@@ -54,14 +54,13 @@ class Text:
 
     num_sentences: distinct ones of the lengths that are kept, estimated where records are cut into
         sentences, or where there are more than HASHED. complete: False where there are more.
-    num_dropped: too short, too long, or twice. num_invalid: lines that are not UTF-8.
+    num_invalid: lines that are not UTF-8.
     """
 
     source: Source
     num_records: int
     num_sentences: int
     complete: bool
-    num_dropped: int
     num_invalid: int
     split: bool
     sample: list[str]
@@ -81,7 +80,10 @@ def find_source(path: str, column: str | None) -> Source:
     """
     if not path or "://" in path:
         raise UserError(f"{path!r}: give a local file or folder of text")
-    first = input_files(path, "text")[0]
+    try:
+        first = input_files(path, "text")[0]
+    except UserError as error:
+        raise UserError(str(error).removeprefix("text.path: ")) from None
     kind, told = _kind(first)
     if kind != "parquet":
         _check_text(first)
@@ -158,10 +160,9 @@ def look(source: Source) -> Text:
         )
     distinct = len(seen) / num_hashed * num_kept
     num_sentences = max(1, round(distinct * len(usable) / len(sample)))
-    dropped = 0 if split else num_records - num_invalid - num_sentences
     draw.shuffle(usable)
     return Text(
-        source, num_records, num_sentences, complete, max(0, dropped), num_invalid, split,
+        source, num_records, num_sentences, complete, num_invalid, split,
         usable[:SAMPLE],
     )  # fmt: skip
 
