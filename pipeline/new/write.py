@@ -57,11 +57,11 @@ def screen(out: str, found: Proposal, others: str) -> str:
     text, plan, speed = found.text, found.schedule, found.speed
     low, high = text.middle_chars
     used = "all" if plan.num_sentences >= text.num_sentences else f"{plan.num_sentences:,}"
-    records = f", {text.num_records:,} records" * (text.num_records != text.num_sentences)
+    records = f" of {text.num_records:,} records" * (text.num_records != text.num_sentences)
     where = f" in column {text.source.column}" if text.source.column else ""
     lines = {
-        "text": f"{amount(text)} sentences{where}{records}, half of them of {low} to {high} characters; "
-        f"{used} of them used",
+        "text": f"{amount(text)} sentences{records}{where}, half of them of {low} to {high} "
+        f"characters; {used} of them used",
         "machine": str(found.machine),
         "teacher": f"{found.teacher.model}, {found.teacher.layers} layers, "
         f"{1 / speed.seconds:,.0f} sentences/s in {speed.precision}{others}",
