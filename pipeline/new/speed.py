@@ -7,7 +7,7 @@ imported when something is timed.
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,8 +17,10 @@ from stages.encoder.settings import EncoderSettings
 from stages.recipe import TeacherSettings
 from stages.train.settings import StudentSettings, TrainSettings
 
-# One measurement ends when it has taken this long, or has timed so many sentences or steps.
-ENOUGH_SECONDS, MOST_TEXTS, MOST_STEPS = 2.0, 1024, 8
+# A measurement ends when it has taken this long, or so many rounds or steps. A round has so many
+# sentences at most, or as many as take a while.
+ENOUGH_SECONDS, MOST_ROUNDS, MOST_STEPS = 3.0, 5, 8
+MOST_TEXTS, SHORT_SECONDS = 1024, 0.3
 # Text is read this far to find how long it is.
 MOST_TOKENS = 512
 # bfloat16 must be so many times as fast as float32 to be chosen on a CPU.
@@ -40,7 +42,6 @@ class TeacherSpeed:
 
     seconds: of a sentence. single: in float32, as the comparison at a run's end has it. load: of
     the model. precision: the faster one; gain: how many times as fast it is as float32.
-    device: cpu or cuda.
     """
 
     seconds: float
@@ -48,7 +49,6 @@ class TeacherSpeed:
     load: float
     precision: str
     gain: float
-    device: str
 
 
 @dataclass(frozen=True)
@@ -91,22 +91,19 @@ def measure_teacher(teacher: TeacherSettings, texts: Sequence[str]) -> TeacherSp
         UserError: the model cannot be loaded.
     """
     _quiet()
-    import torch
-
     from stages.embed.embedder import Embedder
 
-    cuda = torch.cuda.is_available()
-    taken: dict[str, float] = {}
+    embed, load = {}, 0.0
     for precision in ("float32", "bfloat16"):
         started = time.perf_counter()
-        embed = Embedder(teacher.encoder().model_copy(update={"precision": precision}))
-        load = time.perf_counter() - started
-        taken[precision] = _seconds_each(embed, texts)
-        del embed
+        settings = teacher.encoder().model_copy(update={"precision": precision})
+        embed[precision] = Embedder(settings)
+        load = time.perf_counter() - started  # the second time: not fetched, files in memory
+        embed[precision](texts[:2])  # makes ready
+    taken = _in_turn(embed, texts)
     gain = taken["float32"] / taken["bfloat16"]
     chosen = "bfloat16" if gain >= LEAST_GAIN else "float32"
-    device = "cuda" if cuda else "cpu"
-    return TeacherSpeed(taken[chosen], taken["float32"], load, chosen, gain, device)
+    return TeacherSpeed(taken[chosen], taken["float32"], load, chosen, gain)
 
 
 def measure_student(
@@ -154,18 +151,25 @@ def measure_student(
     return StudentSpeed(statistics.median(steps[1:]), load)  # the first one makes ready
 
 
-def _seconds_each(embed: Callable[[Sequence[str]], Any], texts: Sequence[str]) -> float:
-    """Seconds of a sentence: more and more of them until that takes long enough."""
-    embed(texts[:2])  # makes ready
-    number = 8
-    while True:
-        chosen = texts[:number]
-        started = time.perf_counter()
-        embed(chosen)
-        seconds = time.perf_counter() - started
-        if seconds > ENOUGH_SECONDS / 2 or number >= min(len(texts), MOST_TEXTS):
-            return seconds / len(chosen)
-        number *= 4
+def _in_turn(
+    embed: Mapping[str, Callable[[Sequence[str]], Any]], texts: Sequence[str]
+) -> dict[str, float]:
+    """Mean seconds of a sentence for each, in rounds, as others may use the machine too."""
+    number, rounds = 8, list[dict[str, float]]()
+    while sum(sum(one.values()) for one in rounds) < ENOUGH_SECONDS:
+        seconds = {}
+        for name, embed_texts in embed.items():
+            started = time.perf_counter()
+            embed_texts(texts[:number])
+            seconds[name] = time.perf_counter() - started
+        if max(seconds.values()) < SHORT_SECONDS and number < min(len(texts), MOST_TEXTS):
+            number *= 2
+            continue
+        rounds.append(seconds)
+        if len(rounds) == MOST_ROUNDS:
+            break
+    each = min(number, len(texts))
+    return {name: statistics.fmean(one[name] for one in rounds) / each for name in embed}
 
 
 def _quiet() -> None:
