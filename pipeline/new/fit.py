@@ -35,6 +35,7 @@ RECORDS_PER_SECOND = 100_000
 # The comparison of speed is left out where it would take more than this share of the budget.
 MOST_COMPARING = 0.2
 LEAST_SENTENCES = 16
+LEAST_ROWS, SHARDS_PER_CORE = 256, 4
 # Of the curve by which `run` judges what would help next.
 CURVE_POINTS = 40
 
@@ -76,6 +77,7 @@ class Proposal:
     speed: TeacherSpeed
     sections: Sections
     schedule: Schedule
+    rows_per_shard: int
     layers: int
     seconds: dict[str, float]
     compares_speed: bool
@@ -200,11 +202,13 @@ def _scheduled(
     found.train["checkpoint_every_steps"] = max(20, one.num_steps // 5)
     if one.num_steps < 10 * CURVE_POINTS:  # else every ten steps
         found.train["log_every_steps"] = max(1, one.num_steps // CURVE_POINTS)
+    # several shards for each core, or some would have nothing to embed
+    rows = max(LEAST_ROWS, math.ceil(one.num_sentences / (SHARDS_PER_CORE * machine.cores)))
     seconds = {
         "start and tests": start,
         "embedding": one.num_sentences * speed.seconds,
         "training": one.num_steps * student.step,
     }
     return Proposal(
-        text, teacher, lengths, machine, speed, found, one, layers, seconds, compares, minutes
+        text, teacher, lengths, machine, speed, found, one, rows, layers, seconds, compares, minutes
     )

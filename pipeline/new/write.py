@@ -11,6 +11,7 @@ import yaml
 from pipeline.new.fit import Proposal, students_name
 from pipeline.new.text import Text
 from stages.evaluate.settings import EvaluateSettings
+from stages.sentences.settings import SentencesSettings
 from stages.text import clock
 
 WIDTH = 100
@@ -110,6 +111,8 @@ def _sentences(found: Proposal) -> dict[str, Any]:
         sentences["invalid_utf8"] = "reject"
     if found.schedule.num_sentences < text.num_sentences:
         sentences["limit"] = found.schedule.num_sentences
+    if found.rows_per_shard < SentencesSettings.model_fields["rows_per_shard"].default:
+        sentences["rows_per_shard"] = found.rows_per_shard
     return sentences
 
 
@@ -128,6 +131,7 @@ def _notes(found: Proposal) -> dict[str, dict[str, str]]:
             "split_sentences": "the texts are long",
             "language": "for the cutting into sentences; a guess",
             "invalid_utf8": f"{text.num_invalid:,} lines are not UTF-8",
+            "rows_per_shard": "so that all cores have some to embed",
             "limit": f"a random sample of {amount(text)}: what fits the time",
         },
         "teacher": pooling | {

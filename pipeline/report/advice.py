@@ -105,10 +105,44 @@ def _of_loss(evidence: Evidence, losses: list[tuple[int, float]]) -> str:
     share = line.change / line.first if line.first > 0 else 0.0
     figures = f"{abs(share):.1%} over the last third ({line.first:.4f} to {line.last:.4f})"
     if line.clear and share <= -LEAST_FALL:
-        return _longer(evidence, f"the loss still fell, by {figures}")
+        return _of_passes(evidence, end, figures)
     if line.clear and share >= LEAST_FALL:
         return f"a lower train.learning_rate. The loss rose, by {figures}."
     return _flat(evidence, f"the loss changed by {share:+.1%} over the last third")
+
+
+def _of_passes(evidence: Evidence, end: list[tuple[int, float]], figures: str) -> str:
+    """Of a loss that fell: longer, unless it fell because sentences came again.
+
+    A student that learns sentences by heart has a lower loss whenever a pass begins, and none that
+    falls within a pass, where sentences are no older than before.
+    """
+    number, batch = evidence.num_sentences, evidence.batch_size
+    last = end[-1][0]
+    if number is None or last * batch <= number:
+        return _longer(evidence, f"the loss still fell, by {figures}")
+    passes: dict[int, list[tuple[int, float]]] = {}
+    steps = [0, *(row["step"] for row in evidence.history)][-len(end) - 1 :]
+    for before, (step, loss) in zip(steps, end, strict=False):
+        first, of = (one // (number // batch) for one in (before, step - 1))
+        if first == of:  # else it is a mean over the end of one and the begin of another
+            passes.setdefault(of, []).append((step, loss))
+    seen = f"{number:,} sentences were seen {last * batch / number:.1f} times each"
+    more = "more text"
+    if evidence.more_sentences:
+        more += " (the source has some: raise sentences.limit)"
+    if sum(map(len, passes.values())) < LEAST_POINTS * max(1, len(passes)):
+        return (
+            f"{more}, or pairs under train.dev to see whether longer helps. The loss still fell, "
+            f"by {figures}, but {seen}: that may be learning by heart."
+        )
+    within = _trend_within(list(passes.values()))
+    if within.clear and within.change <= -LEAST_FALL * within.first:
+        return _longer(evidence, f"the loss still fell, by {figures}, within passes too")
+    return (
+        f"{more}, rather than longer. The loss fell by {figures}, but where passes begin and not "
+        f"within them: {seen} and are being learned by heart."
+    )
 
 
 def _longer(evidence: Evidence, because: str) -> str:
@@ -154,6 +188,23 @@ def trend(points: Sequence[tuple[int, float]]) -> Trend:
     error = math.sqrt(errors / (len(points) - 2) / spread)
     clear = abs(slope) > max(CLEAR * error, 1e-12)
     return Trend(start + slope * steps[0], start + slope * steps[-1], clear)
+
+
+def _trend_within(groups: Sequence[list[tuple[int, float]]]) -> Trend:
+    """The slope that lines through the groups have in common, each with a level of its own, as a
+    line as long as all groups."""
+    level = statistics.fmean(value for group in groups for _, value in group)
+    centred: list[tuple[float, float]] = []
+    for group in groups:
+        middle = statistics.fmean(step for step, _ in group)
+        mean = statistics.fmean(value for _, value in group)
+        centred += [(step - middle, value - mean) for step, value in group]
+    spread = sum(x * x for x, _ in centred)
+    slope = sum(x * y for x, y in centred) / spread
+    errors = sum((y - slope * x) ** 2 for x, y in centred)
+    error = math.sqrt(errors / (len(centred) - len(groups) - 1) / spread)
+    half = slope * (groups[-1][-1][0] - groups[0][0][0]) / 2
+    return Trend(level - half, level + half, abs(slope) > max(CLEAR * error, 1e-12))
 
 
 def _noise(points: Sequence[tuple[int, float]]) -> float:

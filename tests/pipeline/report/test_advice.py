@@ -39,11 +39,30 @@ def test_a_falling_loss_asks_for_more_steps_and_says_what_was_seen():
     first, last = falling(410), falling(600)
     found = float(line.partition("still fell, by ")[2].partition("%")[0])
     assert found == pytest.approx(100 * (1 - last / first), abs=0.5)
-    assert "10,000 sentences were seen 3.8 times each" in line and "more text would" in line
+    assert "within passes too; 10,000 sentences were seen 3.8 times each: more text" in line
     assert "raise sentences.limit" in advice(evidence(curve(falling), more_sentences=True))
     fresh = advice(evidence(curve(falling), num_sentences=50_000))
     assert "11,600 of 50,000 sentences were not seen yet" in fresh
     assert "seen" not in advice(evidence(curve(falling), num_sentences=None))
+
+
+def by_heart(step):
+    """Lower with each pass of 3,000 sentences, flat within; a mean over the last ten steps."""
+    return sum(0.2 * 0.8 ** ((step - back) // (3000 // 64)) for back in range(1, 11)) / 10
+
+
+def test_a_loss_that_falls_where_passes_begin_asks_for_more_text():
+    line = advice(evidence(curve(by_heart), num_sentences=3000))
+    assert "Next: more text, rather than longer" in line
+    assert "3,000 sentences were seen 12.8 times each and are being learned by heart" in line
+    more = advice(evidence(curve(by_heart), num_sentences=3000, more_sentences=True))
+    assert "raise sentences.limit), rather than longer" in more
+    both = advice(evidence(curve(lambda step: by_heart(step) / step), num_sentences=3000))
+    assert "train longer" in both and "within passes too" in both
+    short = advice(evidence(curve(by_heart), num_sentences=1000))
+    assert "that may be learning by heart" in short
+    dev = curve(by_heart, dev=lambda step: 80 + step / 300)
+    assert "dev still rose" in advice(evidence(dev, num_sentences=3000))
 
 
 def test_noise_is_no_trend():
