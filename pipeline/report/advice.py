@@ -131,7 +131,7 @@ def _of_passes(evidence: Evidence, end: list[tuple[int, float]], figures: str) -
     more = "more text"
     if evidence.more_sentences:
         more += " (the source has some: raise sentences.limit)"
-    if sum(map(len, passes.values())) < LEAST_POINTS * max(1, len(passes)):
+    if sum(map(len, passes.values())) < 2 * len(passes) + LEAST_POINTS:
         return (
             f"{more}, or pairs under train.dev to see whether longer helps. The loss still fell, "
             f"by {figures}, but {seen}: that may be learning by heart."
