@@ -116,11 +116,13 @@ def _lines(path: str) -> list[str]:
 
 def _parser() -> argparse.ArgumentParser:
     from cluster.commands import add_commands
+    from pipeline.new.command import add_new
 
     parser = argparse.ArgumentParser(
         prog="sentray", description="Train small sentence encoders from unlabelled text."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    add_new(commands)
     run = commands.add_parser("run", help="make what is missing of a recipe")
     plan = commands.add_parser("plan", help="say what run would make, and why")
     tune = commands.add_parser("tune", help="search settings of a recipe")

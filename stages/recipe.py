@@ -117,7 +117,9 @@ class Recipe(Extensible):
         [], description="Python packages that add stages, objectives, evaluations and more."
     )
     storage: StoragePath = execution(
-        "runs", description="Storage root: a folder, s3://..., or gs://..."
+        "runs",
+        description="Storage root: a folder, s3://..., or gs://...",
+        validate_default=True,  # made absolute: Ray's workers may run in another folder
     )
     sentences: SentencesSettings
     perturb: list[PerturbSettings] = []

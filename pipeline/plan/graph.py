@@ -5,7 +5,7 @@ fingerprint covers its stage's version, its identity settings, the content of it
 and the fingerprints of its inputs, so the whole graph is known before anything runs.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,6 +53,13 @@ class Node:
     def source(self) -> str | None:
         """Node whose shards a row-wise stage reads: its first input."""
         return next(iter(self.inputs.values())) if self.stage.row_wise else None
+
+
+def rows_root(node: Node, graph: Mapping[str, Node]) -> str:
+    """The node whose rows are this one's: at the end of the chain of first inputs."""
+    while node.inputs:
+        node = graph[next(iter(node.inputs.values()))]
+    return node.name
 
 
 def build_graph(recipe: Recipe, above: tuple[str, ...] = ()) -> "RecipeGraph":

