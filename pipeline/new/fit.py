@@ -26,8 +26,9 @@ from stages.train.settings import StudentSettings, TrainSettings
 # Learning rate and batch that were best for students with layers, and that suit static tables
 # (docs/log.md, docs/recipes.md).
 LAYERED, STATIC = (1e-3, 64), (3e-3, 512)
-# Seconds of a run beside embedding, training and loading models, and how often it loads each, one
-# after the other: docs/results.md, "sentray new".
+# Seconds of a run beside embedding, training and loading models: a guess from the log of one run on
+# a busy machine (Ray's start, then 5 s for sentences, 13 s and 9 s until embedding and training
+# begin). How often a run loads each model, one after the other.
 START_SECONDS = 30.0
 TEACHER_LOADS, STUDENT_LOADS = 6, 2
 # Records that are read, cleaned and sorted in a second (docs/results.md).
