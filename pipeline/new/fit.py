@@ -31,7 +31,7 @@ LAYERED, STATIC = (1e-3, 64), (3e-3, 512)
 # begin). How often a run loads each model, one after the other.
 START_SECONDS = 30.0
 TEACHER_LOADS, STUDENT_LOADS = 6, 2
-# Records that are read, cleaned and sorted in a second (docs/results.md).
+# Records that are read, cleaned and sorted in a second, about.
 RECORDS_PER_SECOND = 100_000
 # The comparison of speed is left out where it would take more than this share of the budget.
 MOST_COMPARING = 0.2
