@@ -3,7 +3,8 @@
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from pipeline.new.choose import Costs, Schedule, TooShort, batch_size, schedule
@@ -37,6 +38,8 @@ RECORDS_PER_SECOND = 100_000
 MOST_COMPARING = 0.2
 LEAST_SENTENCES = 16
 LEAST_ROWS, SHARDS_PER_CORE = 256, 4
+# A student that takes no time: what embedding alone allows.
+AT_NO_COST = StudentSpeed(1e-9, 0.0)
 # Of the curve by which `run` judges what would help next.
 CURVE_POINTS = 40
 
@@ -122,18 +125,19 @@ def fit(
     for kept in tried:
         batch = batch_size((LAYERED if kept else STATIC)[1], text.num_sentences)
         found = _sections(teacher, kept, lengths, speed.precision, batch)
-        say(f"timing {students_name(kept, teacher)}")
-        student = measure_student(
-            StudentSettings(**found.student), TrainSettings(**found.train), teacher, text.sample
-        )
-        one = _scheduled(text, teacher, lengths, machine, speed, student, found, kept, minutes)
+        plan = partial(_scheduled, text, teacher, lengths, machine, speed, found, kept, minutes)
+        one = plan(AT_NO_COST)
+        if isinstance(one, Proposal):  # else embedding alone takes too long
+            say(f"timing {students_name(kept, teacher)}")
+            settings = StudentSettings(**found.student), TrainSettings(**found.train)
+            one = plan(measure_student(*settings, teacher, text.sample))
         if isinstance(one, Proposal):
             return one
         needed[kept] = one.seconds
     kept, seconds = min(needed.items(), key=lambda item: item[1])
     raise UserError(
         f"--minutes {minutes:g} is too short for {students_name(kept, teacher)}: start, tests and "
-        f"the least training take about {clock(seconds)}; give --minutes "
+        f"the least training take {clock(seconds)} or more; give --minutes "
         f"{math.ceil(seconds / 30) / 2:g}" + (", or fewer --layers" if kept else "")
     )
 
@@ -181,10 +185,10 @@ def _scheduled(
     lengths: Lengths,
     machine: Machine,
     speed: TeacherSpeed,
-    student: StudentSpeed,
     found: Sections,
     layers: int,
     minutes: float,
+    student: StudentSpeed,
 ) -> Proposal | TooShort:
     budget = 60 * minutes
     start = START_SECONDS + text.num_records / RECORDS_PER_SECOND
@@ -199,10 +203,11 @@ def _scheduled(
     one = schedule(costs, text.num_sentences, budget)
     if isinstance(one, TooShort):
         return one
-    found.train["max_steps"] = one.num_steps
-    found.train["checkpoint_every_steps"] = max(20, one.num_steps // 5)
+    train = found.train | {"max_steps": one.num_steps}
+    train["checkpoint_every_steps"] = max(20, one.num_steps // 5)
     if one.num_steps < 10 * CURVE_POINTS:  # else every ten steps
-        found.train["log_every_steps"] = max(1, one.num_steps // CURVE_POINTS)
+        train["log_every_steps"] = max(1, one.num_steps // CURVE_POINTS)
+    found = replace(found, train=train)
     # several shards for each core, or some would have nothing to embed
     rows = max(LEAST_ROWS, math.ceil(one.num_sentences / (SHARDS_PER_CORE * machine.cores)))
     seconds = {

@@ -11,9 +11,11 @@ import pytest
 import yaml
 
 from pipeline.cli import main
-from pipeline.new import command, models
+from pipeline.new import command, fit, models
+from pipeline.new.speed import StudentSpeed, TeacherSpeed
 from pipeline.recipe.read import load_recipe
 from stages.errors import UserError
+from stages.text import clock
 from tests.support.models import make_model, make_sentences
 
 
@@ -27,6 +29,14 @@ def folder(tmp_path, monkeypatch, capsys):
     return tmp_path
 
 
+@pytest.fixture
+def quick(monkeypatch):
+    """Speeds that do not depend on the machine; tests/test_new.py measures them."""
+    speed = TeacherSpeed(seconds=0.002, single=0.003, load=1.0, precision="bfloat16", gain=1.5)
+    monkeypatch.setattr(fit, "measure_teacher", lambda *_: speed)
+    monkeypatch.setattr(fit, "measure_student", lambda *_: StudentSpeed(step=0.1, load=0.5))
+
+
 def refused(capsys, *arguments):
     """The one message of a command that fails."""
     capsys.readouterr()
@@ -36,13 +46,13 @@ def refused(capsys, *arguments):
     return error
 
 
-def test_it_writes_a_recipe_that_says_why(folder, teacher_folder, capsys):
+def test_it_writes_a_recipe_that_says_why(folder, quick, teacher_folder, capsys):
     text = folder / "My texts.txt"
     assert main(["new", text.name, "--teacher", str(teacher_folder), "--minutes", "20"]) == 0
     said = capsys.readouterr().out
     recipe = load_recipe("my-texts.yaml")
     assert recipe.name == "my-texts" and recipe.sentences.path == str(text)
-    assert recipe.sentences.limit is None
+    assert (recipe.sentences.limit, recipe.sentences.rows_per_shard) == (None, 256)
     assert recipe.teachers[0].pooling == recipe.student.pooling == "mean"
     assert (recipe.student.layers, recipe.student.head, recipe.student.dropout) == (2, "none", 0)
     assert recipe.student.freeze_embeddings and recipe.evaluate.max_length == 64
@@ -60,7 +70,7 @@ def test_it_writes_a_recipe_that_says_why(folder, teacher_folder, capsys):
     assert not (folder / "runs").exists()
 
 
-def test_a_static_table_has_its_own_settings(folder, teacher_folder, capsys):
+def test_a_static_table_has_its_own_settings(folder, quick, teacher_folder, capsys):
     words = ["--teacher", str(teacher_folder), "--layers", "0", "--out", "table.yaml"]
     assert main(["new", "My texts.txt", *words]) == 0
     recipe = yaml.safe_load((folder / "table.yaml").read_text())
@@ -70,17 +80,32 @@ def test_a_static_table_has_its_own_settings(folder, teacher_folder, capsys):
     assert load_recipe("table.yaml").name == "table"
 
 
-def test_too_little_time_says_how_much_would_do(folder, teacher_folder, capsys):
+def test_too_little_time_says_how_much_would_do(folder, quick, teacher_folder, capsys):
     words = ["My texts.txt", "--teacher", teacher_folder, "--layers", "1", "--minutes"]
-    error = refused(capsys, *words, "0.05")
-    needed = error.partition("give --minutes ")[2].partition(",")[0]
-    assert "--minutes 0.05 is too short" in error and not (folder / "my-texts.yaml").exists()
-    assert (
-        main(["new", *map(str, words), str(2 * float(needed))]) == 0
-    )  # the next try is timed anew
+    error = refused(capsys, *words, "0.75")
+    assert "--minutes 0.75 is too short for 1 of the teacher's 3 layers" in error
+    # least: 300 sentences, 93 steps of 32; the comparison of speed does not fit
+    needed = 30 + 300 / 100_000 + 6 + 1 + 300 * 0.002 + 93 * 0.1
+    assert f"take {clock(needed / 0.9)} or more; give --minutes 1, or fewer --layers" in error
+    assert not (folder / "my-texts.yaml").exists()
+    assert main(["new", *map(str, words), "1"]) == 0
+    assert "speed: false" in (folder / "my-texts.yaml").read_text()
 
 
-def test_on_a_terminal_it_asks_for_what_no_flag_says(folder, teacher_folder, monkeypatch, capsys):
+def test_of_a_teacher_that_is_too_slow_no_student_is_timed(
+    folder, teacher_folder, monkeypatch, capsys
+):
+    slow = TeacherSpeed(seconds=9.0, single=9.0, load=1.0, precision="float32", gain=1.0)
+    monkeypatch.setattr(fit, "measure_teacher", lambda *_: slow)
+    monkeypatch.setattr(fit, "measure_student", lambda *_: pytest.fail("it was timed"))
+    error = refused(capsys, "My texts.txt", "--teacher", teacher_folder, "--minutes", "30")
+    # 300 sentences at 9 s, 30 s to start, 6 s to load; a tenth is left over
+    assert f"take {clock((300 * 9 + 36) / 0.9)} or more; give --minutes 51" in error
+
+
+def test_on_a_terminal_it_asks_for_what_no_flag_says(
+    folder, quick, teacher_folder, monkeypatch, capsys
+):
     rows = [{"title": one[:10], "body": one, "n": 1} for one in make_sentences(300)]
     (folder / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
     asked, answers = [], iter(["boby", "body", "9", "", "soon", "5"])
@@ -111,7 +136,7 @@ def test_on_a_terminal_it_asks_for_what_no_flag_says(folder, teacher_folder, mon
     assert "use the flags, or --yes" in refused(capsys, "t.jsonl")
 
 
-def test_what_is_there_is_not_overwritten(folder, teacher_folder, capsys):
+def test_what_is_there_is_not_overwritten(folder, quick, teacher_folder, capsys):
     (folder / "my-texts.yaml").write_text("mine")
     words = ["My texts.txt", "--teacher", teacher_folder]
     assert "is there already and is never overwritten" in refused(capsys, *words)
@@ -152,7 +177,7 @@ def test_teachers_that_cannot_be_used(folder, capsys):
     assert not [*folder.glob("*.yaml"), *folder.glob(".*")]
 
 
-def test_layers_that_differ_by_position_are_kept_from_the_first(folder, capsys):
+def test_layers_that_differ_by_position_are_kept_from_the_first(folder, quick, capsys):
     mixed = make_model(folder / "mixed", layers=4)
     config = json.loads((mixed / "config.json").read_text())
     config["layer_types"] = ["full_attention", "sliding_attention"] * 2
@@ -162,7 +187,7 @@ def test_layers_that_differ_by_position_are_kept_from_the_first(folder, capsys):
     assert recipe["student"]["layers"] == [0, 1] and recipe["teachers"][0]["model"] == "./mixed"
 
 
-def test_a_foreign_language_is_noticed(folder, teacher_folder, capsys):
+def test_a_foreign_language_is_noticed(folder, quick, teacher_folder, capsys):
     (folder / "t.txt").write_text("\n".join(f"Ein Satz mit Nummer {n}" for n in range(300)))
     assert main(["new", "t.txt", "--teacher", str(teacher_folder), "--minutes", "20"]) == 0
     assert "tokens are unknown to this teacher" in capsys.readouterr().out
