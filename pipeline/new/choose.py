@@ -59,7 +59,10 @@ def schedule(costs: Costs, available: int, budget: float) -> Schedule | TooShort
     train = costs.step / batch
     passes = min(MOST_PASSES, max(1, math.ceil(costs.embed / train)))
     left = PLANNED * budget - costs.start
-    number = min(available, max(least, int(left / (costs.embed + passes * train))))
+    wanted = left / (costs.embed + passes * train)
+    # never so many that embedding them leaves no time for the least training
+    affordable = (left - least_steps * costs.step) / costs.embed
+    number = min(available, max(least, int(min(wanted, affordable))))
     # the least, or all that there is, leave time for another number of passes
     passes_left = min(float(MOST_PASSES), (left - number * costs.embed) / (number * train))
     steps = int(number * passes_left / batch)

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipeline.new.choose import (
@@ -21,6 +21,7 @@ from pipeline.new.choose import (
 seconds = st.floats(1e-5, 10)
 
 
+@example(start=0.0, embed=0.125, step=3.0, batch=64, available=2045, budget=1.0)
 @given(st.floats(0, 100), seconds, seconds, st.sampled_from([2, 64, 512]),
        st.integers(20, 10**7), st.floats(1, 10**5))  # fmt: skip
 def test_a_schedule_fits_the_budget_and_a_refusal_names_one_that_does(
