@@ -183,7 +183,7 @@ def static_vectors(num_rows: int) -> np.ndarray:
     recipe = load_recipe("recipes/wiki-minilm.yaml")
     encoder = load_encoder(recipe.teachers[0].encoder())
     words = encoder.backbone.get_input_embeddings().weight.detach()
-    texts = (text for text in read_records(recipe.sentences) if not isinstance(text, Reject))
+    texts = (row[0] for row in read_records(recipe.sentences) if not isinstance(row, Reject))
     vectors = np.empty((num_rows, encoder.dimension), dtype=np.float32)
     for start in range(0, num_rows, 4096):
         batch = list(itertools.islice(texts, min(4096, num_rows - start)))

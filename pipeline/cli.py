@@ -8,6 +8,7 @@ from typing import NoReturn
 from pipeline.options import add_run_options, add_set
 from pipeline.run.stopping import Ended, end_process, ended_by_signals
 from stages.errors import Stopped, UserError
+from stages.kinds import KINDS
 
 
 def command() -> NoReturn:
@@ -95,7 +96,7 @@ def _encode(options: argparse.Namespace) -> int:
 
     texts = _lines(options.text)
     model = load_student(options.model, options.rank_weight)
-    number, dimensions = write_vectors(model, texts, Path(options.vectors))
+    number, dimensions = write_vectors(model, texts, Path(options.vectors), options.kind)
     print(f"{number:,} vectors of {dimensions:,} dimensions -> {options.vectors}")
     return 0
 
@@ -160,6 +161,10 @@ def _parser() -> argparse.ArgumentParser:
     similarity.set_defaults(command=_similarity)
     encode.add_argument("text", help="UTF-8 text, one sentence a line; - for standard input")
     encode.add_argument("vectors", help="file to write: .npy, float32, one row a line")
+    encode.add_argument(
+        "--kind", choices=KINDS, help="encode the lines as queries, or as documents: each kind "
+        "has a prompt of its own",
+    )  # fmt: skip
     encode.set_defaults(command=_encode)
     add_commands(commands)
     return parser

@@ -200,11 +200,19 @@ class Recipe(Extensible):
                 f"ranks.corpus_size {self.ranks.corpus_size} is more than sentences.limit {limit}; "
                 "lower it or raise the limit"
             )
-        if self.evaluate.retrieval and not self.sentences.holdout_pairs:
+        retrieval, columns = self.evaluate.retrieval, self.sentences.columns
+        if retrieval and not self.sentences.holdout_pairs:
             raise ValueError(
-                "evaluate.retrieval needs held-out pairs: set sentences.source: python-docs and "
-                "sentences.holdout_pairs"
+                "evaluate.retrieval needs held-out pairs: set sentences.holdout_pairs, with "
+                "sentences.source: python-docs or sentences.columns"
             )
+        if retrieval and retrieval.kind != ("columns" if columns else "python-docs"):
+            pairs = "pairs of a table" if columns else "documented functions"
+            raise ValueError(
+                f"evaluate.retrieval.kind is {retrieval.kind}, but what `sentences` holds out is "
+                f"{pairs}: set kind: {'columns' if columns else 'python-docs'}"
+            )
+        self._check_kinds()
         gate = self.export.gate if self.export else None
         if gate and gate.points is not None and all(t.reads_model for t in self.evaluate.tests):
             raise ValueError(
@@ -212,6 +220,32 @@ class Recipe(Extensible):
                 "`evaluate`, or leave it out"
             )
         return self
+
+    def _check_kinds(self) -> None:
+        """What sentences of one kind have no use for, and what does not work with two."""
+        if self.sentences.columns is None:
+            places: list[tuple[str, Any]] = [("student", self.student)]
+            for number, teacher in enumerate(self.teachers):
+                where = f"teachers[{number}]"
+                places += [(where, teacher), (f"{where}.endpoint", teacher.endpoint)]
+            for where, settings in places:
+                for name in ("prompts", "prompt_names"):
+                    if getattr(settings, name, None):
+                        raise ValueError(
+                            f"{where}.{name} is for sentences of two kinds, and these are of one: "
+                            "set sentences.columns, or leave it out and set prompt"
+                        )
+            return
+        by_text = [f"teacher '{t.name}'" for t in self.teachers
+                   if t.vectors is not None and t.vectors.sentence_column]  # fmt: skip
+        by_text += [f"perturb '{source.name}'" for source in self.perturb
+                    if source.pairs is not None and source.pairs.sentence_column]  # fmt: skip
+        if by_text:
+            raise ValueError(
+                f"{by_text[0]} is joined to the sentences by their text, and with "
+                "sentences.columns a text may be there as a query and as a document: set id_column "
+                "instead of sentence_column"
+            )
 
     def _check_aligned(self) -> None:
         regression = self.train.objectives.vector_regression

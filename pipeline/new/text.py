@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import get_args
 
 from stages.errors import UserError
-from stages.sentences.build import clean_text
+from stages.sentences.cleaning import clean_text
 from stages.sentences.settings import SUFFIXES, SentencesSettings, SourceKind
 from stages.sentences.sources import (
     Record,

@@ -156,7 +156,7 @@ class RecipeGraph:
     def encoder(self, settings: EncoderSettings) -> EncoderSource[Any]:
         """The encoder, with the training that makes it, if a recipe does; adds that recipe's."""
         if settings.recipe_file is None:
-            return EncoderSource(settings)
+            return EncoderSource(settings, has_kinds=self._has_kinds)
         name = self._student_of(settings.recipe_file)
         return self._trained(settings, name)
 
@@ -174,7 +174,11 @@ class RecipeGraph:
 
     def _trained(self, settings: EncoderSettings, name: str) -> EncoderSource[Any]:
         stage: Any = self.nodes[name].stage
-        return EncoderSource(settings, stage, name)
+        return EncoderSource(settings, stage, name, self._has_kinds)
+
+    @property
+    def _has_kinds(self) -> bool:
+        return self.recipe.sentences.columns is not None
 
     def _student_of(self, file: str) -> str:
         """Adds what another recipe needs to train its student; returns that training's node."""

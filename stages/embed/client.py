@@ -72,6 +72,9 @@ class EmbeddingClient(Client[_Batch, Embeddings, Rows]):
     def run(self, rows: Iterable[tuple[Ref, str]]) -> Iterator[Rows]:
         """Sentences' refs with their unit vectors (n, D) fp16, as they come, in any order.
 
+        Args:
+            rows: sentences as they are asked for, prompts included (`EmbeddingEndpoint.asked`).
+
         Raises:
             UserError: the endpoint cannot be used, answers no more, gives vectors that cannot be
                 used, refuses a sentence, or the budget is spent.
@@ -119,7 +122,7 @@ class EmbeddingClient(Client[_Batch, Embeddings, Rows]):
         return None if batch.known is None else (batch.refs, batch.known)
 
     def probe(self) -> dict[str, Any]:
-        return payload(self._settings, ["Yes."])
+        return payload(self._settings, [self._settings.asked("Yes.")])
 
     def estimated_tokens(self, body: dict[str, Any]) -> int:
         return estimated_tokens(body)

@@ -6,6 +6,7 @@ import numpy as np
 
 from stages.encoder.settings import EncoderSettings
 from stages.errors import UserError
+from stages.kinds import Kinds
 from stages.rows import npy_bytes, unit_rows, without_direction
 
 
@@ -26,13 +27,13 @@ class Embedder:
         self._model = settings.model
         self.arithmetic = self._encoder.arithmetic
 
-    def __call__(self, texts: Sequence[str]) -> dict[str, bytes]:
+    def __call__(self, texts: Sequence[str], kinds: Kinds = None) -> dict[str, bytes]:
         """`factors.npy`: unit rows (N, D) fp16.
 
         Raises:
             UserError: the encoder gives vectors that are not finite or have no direction.
         """
-        vectors = self._encoder.encode(texts, self._count)
+        vectors = self._encoder.encode(texts, kinds, self._count)
         norms = np.linalg.norm(vectors, axis=1)
         bad = without_direction(norms)
         if len(bad):

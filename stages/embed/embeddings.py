@@ -51,14 +51,14 @@ class Vector:
 
 
 def payload(settings: EmbeddingEndpoint, texts: Sequence[str]) -> dict[str, Any]:
-    """The request for the vectors of some sentences."""
-    body = _about([settings.prompt + text for text in texts], settings)
+    """The request for the vectors of some sentences, which have their prompts already."""
+    body = _about(list(texts), settings)
     return body | {"encoding_format": settings.encoding}
 
 
 def sentence_key(settings: EmbeddingEndpoint, text: str) -> bytes:
     """What the journal knows a sentence's vector by, whatever batch it came in."""
-    return request_key(_about(settings.prompt + text, settings))
+    return request_key(_about(text, settings))
 
 
 def _about(given: str | list[str], settings: EmbeddingEndpoint) -> dict[str, Any]:

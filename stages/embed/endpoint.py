@@ -13,11 +13,12 @@ from pydantic import Field
 from stages.contract import Artifact, Fingerprinted, Resources, Shard, Stage, Work
 from stages.endpoint.credentials import read_key, read_variables, secrets_of
 from stages.endpoint.settings import EndpointSettings
+from stages.kinds import Kind, kind_of_each
 from stages.packages import need
 from stages.rows import npy_bytes
 from stages.samples import factor_rows
-from stages.sentences.texts import read_texts
-from stages.settings import execution
+from stages.sentences.texts import read_kinds, read_texts
+from stages.settings import added, execution
 
 EMBEDDINGS = "embeddings"  # folder of the journal of vectors, shared by all recipes
 
@@ -38,6 +39,11 @@ class EmbeddingEndpoint(EndpointSettings):
         description="Text in front of every sentence, as the model was trained with, such as "
         "'query: '; its spaces count.",
     )
+    prompts: dict[Kind, str] = added(
+        {},
+        description="The same of sentences of two kinds (`sentences.columns`): {query: 'query: ', "
+        "document: 'passage: '}. A kind that is not named has `prompt`.",
+    )
     dimensions: int | None = Field(
         None,
         ge=1,
@@ -56,6 +62,11 @@ class EmbeddingEndpoint(EndpointSettings):
         description="Sentences in a request. Servers have limits of their own (Text Embeddings "
         "Inference 32 unless told otherwise, OpenAI 2,048); a request that is refused is halved.",
     )
+
+    def asked(self, text: str, kind: Kind | None = None) -> str:
+        """What is sent for a sentence: its prompt and its text."""
+        prompt = self.prompts.get(kind) if kind else None
+        return (self.prompt if prompt is None else prompt) + text
 
     @property
     def most_answer_bytes(self) -> int:
@@ -105,12 +116,18 @@ class AskedVectors(Stage):
         key = read_key(self.settings, work.secret)
         variables = read_variables(self.settings, work.secret)
         client = EmbeddingClient(self.settings, key, journal, work.say, variables=variables)
+
+        def asked(number: int) -> list[str]:
+            texts = read_texts(source, number)
+            kinds = kind_of_each(read_kinds(source, number), len(texts))
+            return [self.settings.asked(*one) for one in zip(texts, kinds, strict=True)]
+
         if finished := sorted({*source.shard_numbers} - {*missing}):  # the others must be as wide
-            client.known(read_texts(source, finished[0])[0])
+            client.known(asked(finished[0])[0])
 
         def sentences() -> Iterator[tuple[tuple[int, int], str]]:
             for number in missing:
-                for place, text in enumerate(read_texts(source, number)):
+                for place, text in enumerate(asked(number)):
                     yield (number, place), text
 
         waiting: dict[int, np.ndarray] = {}

@@ -21,7 +21,7 @@ from stages.errors import UserError
 from stages.fields import InputPath
 from stages.rows import directions, npy_bytes
 from stages.samples import factor_rows
-from stages.sentences.build import clean_text
+from stages.sentences.cleaning import clean_text
 from stages.sentences.index import JoinedByKey, SentenceIndex
 from stages.sentences.settings import SourceKind
 from stages.sentences.sources import Reject, Table, check_columns, input_files, read_table
@@ -103,7 +103,7 @@ class GivenVectors(Stage):
         with tempfile.TemporaryDirectory() as folder:
             joined = join(self.settings, self.where, self.unicode, index, Path(folder) / "factors")
             if len(joined.missing):
-                first = texts_of_rows(sentences, [int(joined.missing[0])])[0]
+                (first,), _ = texts_of_rows(sentences, [int(joined.missing[0])])
                 raise UserError(
                     f"{self.where}: {self.settings.path} has no vector for {len(joined.missing):,} "
                     f"of {index.num_rows:,} sentences, the first being {first!r} (id "

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 from stages.contract import Artifact, Fingerprinted, Resources, RowWise, Shard, Work
 from stages.embed.endpoint import AskedVectors
 from stages.embed.given import GivenVectors
+from stages.encoder.prompts import prompts_left_out
 from stages.encoder.source import EncoderSource
 from stages.planning import Graph, Inputs
 from stages.samples import factor_rows
-from stages.sentences.texts import read_texts
+from stages.sentences.texts import read_kinds, read_texts
 
 if TYPE_CHECKING:
     from stages.recipe import TeacherSettings
@@ -37,14 +38,17 @@ class Embed(RowWise):
     def open(self, work: Work) -> Callable[[int], Shard]:
         from stages.embed.embedder import Embedder
 
-        embed = Embedder(self.encoder.located(work), work.count_tokens)
+        settings = self.encoder.located(work)
+        if self.encoder.has_kinds and (warning := prompts_left_out(settings)):
+            work.say(warning, important=True)
+        embed = Embedder(settings, work.count_tokens)
         if embed.arithmetic:
             work.say(embed.arithmetic, important=embed.arithmetic.startswith("WARNING"))
         sentences = work.input("sentences")
 
         def make(number: int) -> Shard:
             texts = read_texts(sentences, number)
-            return Shard(embed(texts), len(texts))
+            return Shard(embed(texts, read_kinds(sentences, number)), len(texts))
 
         return make
 

@@ -15,6 +15,7 @@ from stages.encoder.files import hub_folder, model_folder
 from stages.encoder.settings import EncoderSettings
 from stages.encoder.tokenizer import readable_errors
 from stages.errors import UserError
+from stages.kinds import Kind, Kinds, rows_of_kinds
 from stages.rows import unit_rows
 
 # Of a model on the hub: weights as pickles, and for others than torch
@@ -64,18 +65,34 @@ class PipelineEncoder:
             )
 
     def encode(
-        self, texts: Sequence[str], count: Callable[[int, int], None] | None = None
+        self,
+        texts: Sequence[str],
+        kinds: Kinds = None,
+        count: Callable[[int, int], None] | None = None,
     ) -> np.ndarray:
         """Vectors (N, D) float32 of `texts`, in order. `count` is told nothing."""
+        groups = rows_of_kinds(kinds, len(texts))
+        if len(groups) < 2:
+            return self._encode_kind(texts, next(iter(groups), None))
+        found = {k: self._encode_kind([texts[i] for i in rows], k) for k, rows in groups.items()}
+        out = np.empty((len(texts), next(iter(found.values())).shape[1]), dtype=np.float32)
+        for kind, rows in groups.items():
+            out[rows] = found[kind]
+        return out
+
+    def _encode_kind(self, texts: Sequence[str], kind: Kind | None) -> np.ndarray:
         settings = self.settings
         model: Any = self._model  # whose overloads know no further arguments
+        # by kind, as a model may send them different ways (Router), unless it is told the way
+        way = "encode" if kind is None or "task" in settings.encode_arguments else f"encode_{kind}"
+        prompt = settings.prompts.get(kind) if kind else None
         options = {
-            "prompt": settings.prompt or "",
+            "prompt": (settings.prompt or "") if prompt is None else prompt,
             "batch_size": max(1, settings.tokens_per_batch // settings.max_length),
             "show_progress_bar": False,
         }
         try:
-            found = model.encode(list(texts), **options, **settings.encode_arguments)
+            found = getattr(model, way)(list(texts), **options, **settings.encode_arguments)
         except (TypeError, ValueError) as error:
             if not settings.encode_arguments:
                 raise
@@ -84,6 +101,6 @@ class PipelineEncoder:
             ) from error
         return np.asarray(found, dtype=np.float32)
 
-    def encode_unit(self, texts: Sequence[str]) -> np.ndarray:
+    def encode_unit(self, texts: Sequence[str], kinds: Kinds = None) -> np.ndarray:
         """`encode`, with rows scaled to length 1."""
-        return unit_rows(self.encode(texts))
+        return unit_rows(self.encode(texts, kinds))

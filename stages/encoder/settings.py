@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from stages import content
 from stages.encoder.files import PACKAGE_PREFIX, model_folder, read_files
 from stages.fields import RECIPE_PREFIX, ModelName
+from stages.kinds import Kind
 from stages.settings import Settings, added, execution
 
 # Arguments of sentence-transformers' `encode` that are settings of their own, or not ours to set
@@ -69,6 +70,16 @@ class EncoderSettings(ModelSettings):
     prompt_name: str | None = added(
         None, description="One of the model's own prompts (config_sentence_transformers.json)."
     )
+    prompts: dict[Kind, str] = added(
+        {},
+        description="Prompts of sentences of two kinds (`sentences.columns`): {query: 'query: ', "
+        "document: 'passage: '}. A kind that is not named has `prompt`. Left out: the model's own "
+        "(with pooling: auto or pipeline), as sentence-transformers' encode_query and "
+        "encode_document use them.",
+    )
+    prompt_names: dict[Kind, str] = added(
+        {}, description="The same by the names of the model's own prompts."
+    )
     encode_arguments: dict[str, str | int | float | bool] = added(
         {},
         description="Further arguments of sentence-transformers' `encode`, which then computes "
@@ -108,7 +119,10 @@ class EncoderSettings(ModelSettings):
 
     @model_validator(mode="after")
     def _recipe_says_the_rest(self) -> "EncoderSettings":
-        chosen = self.given("pooling", "prompt", "prompt_name", "template", "final_period")
+        chosen = self.given(
+            "pooling", "prompt", "prompt_name", "prompts", "prompt_names", "template",
+            "final_period",
+        )  # fmt: skip
         if self.recipe_file is not None and chosen:
             raise ValueError(f"{chosen[0]} of a recipe:... is that recipe's; leave it out here")
         return self
@@ -125,13 +139,20 @@ class EncoderSettings(ModelSettings):
             raise ValueError("pooling 'mask' needs a template with {mask} exactly once")
         if self.prompt is not None and self.prompt_name is not None:
             raise ValueError("prompt and prompt_name name two prompts; leave one out")
-        if self.prompt and template is not None:
-            raise ValueError("prompt and template both stand around the sentence; leave one out")
+        if self.prompts and self.prompt_names:
+            raise ValueError("prompts and prompt_names name the same prompts; leave one out")
+        for name in ("prompt", "prompts", "prompt_names"):
+            if getattr(self, name) and template is not None:
+                raise ValueError(
+                    f"{name} and template both stand around the sentence; leave one out"
+                )
         return self
 
     @model_validator(mode="after")
     def _tables_have_no_context(self) -> "EncoderSettings":
-        around = self.given("template", "prompt", "prompt_name", "final_period")
+        around = self.given(
+            "template", "prompt", "prompt_name", "prompts", "prompt_names", "final_period"
+        )
         if self.is_static and around:
             raise ValueError(f"layers: 0 averages a sentence's own tokens; leave {around[0]} out")
         return self

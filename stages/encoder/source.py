@@ -15,6 +15,7 @@ from stages.encoder.config import (
     resolved,
     space_is_part_of_a_token,
 )
+from stages.encoder.prompts import kind_prompts, with_kind_prompts
 from stages.encoder.settings import EncoderSettings
 from stages.errors import UserError
 
@@ -39,11 +40,13 @@ class EncoderSource(Generic[E]):
     training: what makes the model when `settings.model` names a recipe's student; the node that
         uses it then reads that training under the name `settings.model`.
     node: name of that training in the graph.
+    has_kinds: whether the recipe's sentences are of two kinds, which have prompts of their own.
     """
 
     settings: E
     training: Training | None = None
     node: str = ""
+    has_kinds: bool = False
 
     @property
     def inputs(self) -> list[tuple[str, str]]:
@@ -74,11 +77,13 @@ class EncoderSource(Generic[E]):
         return {f"{place}.{key}": value for key, value in found.items()}
 
     def located(self, work: Work) -> E:
-        """The settings with the student of a recipe named by its folder."""
-        if self.training is None:
-            return self.settings
-        model = work.input(self.settings.model).folder_path("model")
-        return self.settings.model_copy(update={"model": str(model)})
+        """The settings with the student of a recipe named by its folder and, where there are kinds,
+        the prompts of all of them."""
+        settings = self.settings
+        if self.training is not None:
+            model = work.input(settings.model).folder_path("model")
+            settings = settings.model_copy(update={"model": str(model)})
+        return with_kind_prompts(settings) if self.has_kinds else settings
 
     def config(self) -> dict[str, Any]:
         """The model's config.json, or what it will be; may ask the hub.
@@ -89,6 +94,8 @@ class EncoderSource(Generic[E]):
         if self.training is not None:
             return self.training.output_config()
         resolved(self.settings)
+        if self.has_kinds:
+            kind_prompts(self.settings)
         return model_config(self.settings)
 
     def check(self, max_length: int | None = None) -> None:

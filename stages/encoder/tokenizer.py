@@ -18,6 +18,7 @@ from stages.encoder.config import resolved
 from stages.encoder.files import model_folder
 from stages.encoder.settings import EncoderSettings
 from stages.errors import UserError
+from stages.kinds import Kind, Kinds, kind_of_each
 
 # Where a final period is missing, as a pattern that both Python and tokenizers understand, and
 # what is then added.
@@ -52,11 +53,13 @@ class SentenceTokenizer:
         elif self.mask_id is not None:
             self.mask_is_last = self.mask_id not in self.prefix
         self.room -= len(self.prefix) + len(self.suffix)
-        if settings.prompt and self.room <= len(self._ids(settings.prompt)):
-            raise UserError(
-                f"prompt {settings.prompt!r} takes {len(self._ids(settings.prompt))} tokens, which "
-                f"leaves none of max_length={settings.max_length} for the sentence"
-            )
+        for prompt in (settings.prompt or "", *settings.prompts.values()):
+            count = len(self._ids(prompt))
+            if prompt and self.room <= count:
+                raise UserError(
+                    f"prompt {prompt!r} takes {count} tokens, which leaves none of "
+                    f"max_length={settings.max_length} for the sentence"
+                )
         if self.room < 1:
             raise UserError(
                 f"template {settings.template!r} takes {len(self.prefix) + len(self.suffix)} "
@@ -106,14 +109,15 @@ class SentenceTokenizer:
                 return before[0], after[0]
         raise AssertionError("the tokenizer does not put the same around every sentence")
 
-    def __call__(self, texts: Sequence[str]) -> list[np.ndarray]:
+    def __call__(self, texts: Sequence[str], kinds: Kinds = None) -> list[np.ndarray]:
         """One int32 array of ids per text, in order: special tokens, template, sentence."""
-        return self.wrap(self.sentence_ids(texts, self.room))
+        return self.wrap(self.sentence_ids(texts, self.room, kinds))
 
-    def sentence_ids(self, texts: Sequence[str], room: int) -> list[list[int]]:
-        """Ids of the sentences alone, at most `room` each."""
+    def sentence_ids(self, texts: Sequence[str], room: int, kinds: Kinds = None) -> list[list[int]]:
+        """Ids of the sentences and their prompts alone, at most `room` each."""
         self._rust.enable_truncation(max_length=room)
-        texts = [self._closed(text) for text in texts]
+        each = zip(texts, kind_of_each(kinds, len(texts)), strict=True)
+        texts = [self._closed(text, kind) for text, kind in each]
         encodings = self._rust.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
@@ -123,14 +127,15 @@ class SentenceTokenizer:
         inner = [np.asarray(row, dtype=np.int32) for row in rows]
         return [np.concatenate([around[0], row, around[1]]) for row in inner]
 
-    def _closed(self, text: str) -> str:
-        """The text with its final period, as the setting asks, and the space before it."""
+    def _closed(self, text: str, kind: Kind | None) -> str:
+        """The text with its final period, as the setting asks, and what is put before it."""
         if not text:
             return text
         if self.settings.final_period != "keep":
             missing, added = FINAL_PERIOD[self.settings.final_period]
             text = re.sub(missing.replace(r"\z", r"\Z"), added, text, count=1)
-        return self.lead + text
+        prompt = self.settings.prompts.get(kind) if kind else None
+        return (self.lead if prompt is None else prompt) + text
 
 
 def load_tokenizer(settings: EncoderSettings) -> SentenceTokenizer:

@@ -1,10 +1,11 @@
 """What a test of encoders is. One test, one file, one line in `EvaluateSettings` (or a plug-in)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from stages.contract import Figure, Work
+from stages.kinds import Kinds
 from stages.plugins import plugin_of
 from stages.settings import Settings
 
@@ -14,8 +15,14 @@ if TYPE_CHECKING:
     from stages.encoder.model import Encoder
     from stages.encoder.pipeline import PipelineEncoder
 
-# Texts to vectors (N, D) float32 whose dot products are the similarities.
-Encode = Callable[[Sequence[str]], "np.ndarray"]
+
+class Encode(Protocol):
+    """Texts to vectors (N, D) float32 whose dot products are the similarities.
+
+    Texts of a kind get its prompt; of none, what the encoder puts before every text.
+    """
+
+    def __call__(self, texts: Sequence[str], kinds: Kinds = None) -> "np.ndarray": ...
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
-"""Retrieval without labels: find a function's description from its summary line."""
+"""Retrieval without labels: find a query's own document among those of all held-out pairs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -14,14 +16,15 @@ QUERY_ROWS = 1024
 
 
 class RetrievalSettings(Evaluation):
-    """A test without labels: find a function's description from its summary line."""
+    """A test without labels: find a query's own document."""
 
     two_sided = True
 
-    kind: Literal["python-docs"] = Field(
+    kind: Literal["python-docs", "columns"] = Field(
         "python-docs",
-        description="Source of the pairs. python-docs: the documented functions that the stage "
-        "`sentences` held out.",
+        description="What the stage `sentences` held out. python-docs: documented functions, a "
+        "summary line and a description. columns: pairs of a table (`sentences.columns`); queries "
+        "and documents have the prompts of their kinds.",
     )
     num_pairs: int = Field(1000, ge=2, description="Most pairs to use.")
 
@@ -38,18 +41,32 @@ class RetrievalSettings(Evaluation):
 
         held_out = pq.read_table(work.input("sentences").file_path("holdout.parquet"))
         rows = held_out.slice(0, self.num_pairs).to_pydict()
-        work.say(f"retrieval: {len(rows['summary']):,} pairs")
-        return score_retrieval(rows["summary"], rows["description"], tested)
+        work.say(f"retrieval: {min(held_out.num_rows, self.num_pairs):,} pairs")
+        if self.kind == "python-docs":
+            what = "a held-out function's description from its summary line"
+            return score_retrieval(rows["summary"], rows["description"], tested, what)
+        documents = tested.encode_documents or tested.encode
+        tested = replace(
+            tested,
+            encode=partial(tested.encode, kinds="query"),
+            encode_documents=partial(documents, kinds="document"),
+        )
+        what = "the document of a held-out query"
+        return score_retrieval(rows["query"], rows["document"], tested, what)
 
 
 def score_retrieval(
     queries: Sequence[str],
     documents: Sequence[str],
     tested: Tested,
+    what: str,
 ) -> Result:
     """MRR@10, recall@1 and recall@10 (all x 100) where document i answers query i.
 
     A document that ties with the right one is ranked before it, so a constant encoder scores 0.
+
+    Args:
+        what: is found, from what; for the note.
     """
     query_vectors = tested.encode(queries)
     document_vectors = (tested.encode_documents or tested.encode)(documents)
@@ -66,9 +83,6 @@ def score_retrieval(
     }
     return Result(
         [Figure(name, 100 * float(x), decimals=1, percent=True) for name, x in values.items()],
-        (
-            "Retrieval x 100: a held-out function's description from its summary line, among "
-            f"{len(queries):,}.",
-        ),
+        (f"Retrieval x 100: {what}, among {len(queries):,}.",),
         (("num_pairs", len(queries)),),
     )

@@ -7,6 +7,7 @@ the median of the paired ratios with its range; absolute rates are only of this 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stages.contract import (
@@ -21,7 +22,7 @@ from stages.contract import (
 )
 from stages.encoder.source import EncoderSource
 from stages.planning import Graph
-from stages.sentences.texts import read_texts
+from stages.sentences.texts import read_kinds, read_texts
 from stages.teachers import encoding_teachers
 
 if TYPE_CHECKING:
@@ -56,7 +57,9 @@ class Speed(Stage):
         from stages.encoder.model import load_for_inference
 
         sentences = work.input("sentences")
-        texts = read_texts(sentences, sentences.shard_numbers[0])[:NUM_TEXTS]
+        first = sentences.shard_numbers[0]
+        texts = read_texts(sentences, first)[:NUM_TEXTS]
+        kinds = (read_kinds(sentences, first) or [])[:NUM_TEXTS] or None  # prompts take time too
         alike = {"max_length": self.max_length, "precision": "float32"}
         everyone = {"after": self.student, **dict(self.teachers)}
         encoders = {
@@ -64,7 +67,7 @@ class Speed(Stage):
             for name, one in everyone.items()
         }
         work.say(f"{len(texts)} sentences, student and {len(self.teachers)} teacher(s) in turn")
-        encode = {name: encoder.encode for name, encoder in encoders.items()}
+        encode = {name: partial(one.encode, kinds=kinds) for name, one in encoders.items()}
         work.publish(compared(time_all(encode, texts), len(texts)))
 
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +17,13 @@ from stages.contract import (
 )
 from stages.encoder.source import EncoderSource
 from stages.evaluate.base import Encode, Evaluation, Tested
+from stages.kinds import Kinds
 from stages.planning import Graph, Inputs
 from stages.teachers import encoding_teachers
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from stages.encoder.model import Encoder
     from stages.encoder.pipeline import PipelineEncoder
 
@@ -105,7 +108,10 @@ class Evaluate(Stage):
 def _cut(encode: Encode, width: int) -> Encode:
     from stages.rows import unit_rows
 
-    return lambda texts: unit_rows(encode(texts)[:, :width])
+    def cut(texts: Sequence[str], kinds: Kinds = None) -> "np.ndarray":
+        return unit_rows(encode(texts, kinds)[:, :width])
+
+    return cut
 
 
 def plan(graph: Graph) -> None:

@@ -1,12 +1,16 @@
 """The model card of an exported student."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import yaml
 
 from stages.contract import StudentPart
 from stages.export.licence import KEYS, UNKNOWN
+from stages.kinds import Kind
+
+NO_PROMPTS: Mapping[Kind, str] = MappingProxyType({})
 
 RANKS_CARD = """
 With the rank vectors that lie beside it (RankEncoder, Eq. 7), Sentray installed:
@@ -20,6 +24,16 @@ print(load_student("path/to/this/folder").similarity(["one sentence"], ["another
 ALIGNED_CARD = """
 Its vectors are in the space of its teacher {teacher}: what the teacher has embedded can be searched
 with this student.
+"""
+
+KINDS_CARD = """
+Queries and documents have prompts of their own, {query} and {document}. For search:
+
+```python
+queries = model.encode_query(["what is looked for"])
+documents = model.encode_document(["a text", "another text"])
+print(model.similarity(queries, documents))
+```
 """
 
 CUT_CARD = """
@@ -38,6 +52,7 @@ def model_card(
     parts: Sequence[StudentPart] = (),
     aligned_to: str = "",
     widths: Sequence[int] = (),
+    prompts: Mapping[Kind, str] = NO_PROMPTS,
 ) -> str:
     """Markdown: what the student is, what it learned from, how, and its figures where known.
 
@@ -48,8 +63,11 @@ def model_card(
         parts: variants that were asked for.
         aligned_to: the teacher in whose space the student stays.
         widths: that vectors may be cut to.
+        prompts: of queries and documents, where these are two kinds of sentence.
     """
-    uses = RANKS_CARD if has_ranks else ""
+    shown = {kind: f"`{text!r}`" if text else "none" for kind, text in prompts.items()}
+    uses = KINDS_CARD.format(**shown) if shown else ""
+    uses += RANKS_CARD if has_ranks else ""
     uses += ALIGNED_CARD.format(teacher=aligned_to) if aligned_to else ""
     if widths:
         listed = " or ".join(str(width) for width in widths)

@@ -60,16 +60,20 @@ def export_student(
     _write(
         target / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False}
     )
-    _describe(target, [*zip(modules, paths, strict=True)], settings.prompt, card)
+    # a kind's name is the one that encode_query and encode_document look for
+    prompts = dict(settings.prompts) | ({"default": settings.prompt} if settings.prompt else {})
+    _describe(target, [*zip(modules, paths, strict=True)], prompts, card)
 
 
 def export_static(model: Path, card: str, target: Path) -> None:
     """As `export_student`, of a student without layers, which reads all of a text."""
     shutil.copytree(model, target)
-    _describe(target, [("StaticEmbedding", ""), ("Normalize", "1_Normalize")], None, card)
+    _describe(target, [("StaticEmbedding", ""), ("Normalize", "1_Normalize")], {}, card)
 
 
-def _describe(target: Path, modules: list[tuple[str, str]], prompt: str | None, card: str) -> None:
+def _describe(
+    target: Path, modules: list[tuple[str, str]], prompts: dict[str, str], card: str
+) -> None:
     _write(
         target / "modules.json",
         [
@@ -85,8 +89,8 @@ def _describe(target: Path, modules: list[tuple[str, str]], prompt: str | None, 
     _write(
         target / "config_sentence_transformers.json",
         {
-            "prompts": {"default": prompt} if prompt else {},
-            "default_prompt_name": "default" if prompt else None,
+            "prompts": prompts,
+            "default_prompt_name": "default" if "default" in prompts else None,
             "similarity_fn_name": "cosine",
         },
     )

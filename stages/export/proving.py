@@ -3,7 +3,7 @@
 import shutil
 import tempfile
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from stages.evaluate.base import Encode, Evaluation, Tested
 from stages.evaluate.speed import NUM_TEXTS, time_all, times_as_fast
 from stages.export.convert import FILES
 from stages.export.proof import Proof, cosines, points_lost
+from stages.kinds import Kind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,7 +23,8 @@ class Reference:
     """The float32 student, and what all its variants are compared with; made when first asked for.
 
     folder: the exported student. work: of the first variant; all of them read the same.
-    compared, calibration: sentences of the corpus, no one in both.
+    compared, calibration: sentences of the corpus, no one in both; `kinds` are those of the former,
+        the latter have their prompts already.
     """
 
     folder: Path
@@ -30,6 +32,7 @@ class Reference:
     calibration: list[str]
     tests: tuple[Evaluation, ...]
     work: Work
+    kinds: list[Kind] | None = None
     temporary: tempfile.TemporaryDirectory[str] = field(default_factory=tempfile.TemporaryDirectory)
 
     @property
@@ -51,7 +54,7 @@ class Reference:
 
     @cached_property
     def vectors(self) -> "np.ndarray":
-        return self.encode(self.compared)
+        return self.encode(self.compared, self.kinds)
 
     @cached_property
     def onnx(self) -> Path:
@@ -108,10 +111,13 @@ def prove(variant: str, reference: Reference, target: Path, work: Work) -> Proof
         _link(reference.folder, Path(whole))
         _link(target, Path(whole))
         encode = encode_with(load_variant(Path(whole), variant))
-        mean, lowest = cosines(encode(reference.compared), reference.vectors)
+        mean, lowest = cosines(encode(reference.compared, reference.kinds), reference.vectors)
         figures = reference.score(encode, work)
         texts = reference.compared[:NUM_TEXTS]
-        seconds = time_all({"float32": reference.encode, "variant": encode}, texts)
+        kinds = reference.kinds and reference.kinds[:NUM_TEXTS]
+        both = {"float32": reference.encode, "variant": encode}
+        timed = {name: partial(one, kinds=kinds) for name, one in both.items()}
+        seconds = time_all(timed, texts)
     ratio = times_as_fast(seconds["float32"], seconds["variant"])
     num_bytes = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
     return Proof(

@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from stages.evaluate.base import Encode
 from stages.export.convert import FILES, OUTPUT, load_openvino
+from stages.kinds import Kinds, rows_of_kinds
 from stages.rows import unit_rows
 
 # Graph inputs by name to token states (B, L, D).
@@ -40,11 +42,18 @@ def load_variant(folder: Path, variant: str) -> Any:
     return student
 
 
-def encode_with(student: Any) -> Callable[[Sequence[str]], np.ndarray]:
+def encode_with(student: Any) -> Encode:
     """Texts to unit rows (N, D) float32."""
 
-    def encode(texts: Sequence[str]) -> np.ndarray:
-        return unit_rows(student.encode(list(texts), show_progress_bar=False))
+    def encode(texts: Sequence[str], kinds: Kinds = None) -> np.ndarray:
+        groups = rows_of_kinds(kinds, len(texts))
+        found = {}
+        for kind, rows in groups.items():
+            ways = {None: student.encode, "query": student.encode_query}
+            way = ways.get(kind, student.encode_document)
+            found[kind] = way([texts[row] for row in rows], show_progress_bar=False)
+        order = np.argsort([row for rows in groups.values() for row in rows])
+        return unit_rows(np.concatenate([*found.values()])[order])
 
     return encode
 

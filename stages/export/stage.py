@@ -13,6 +13,7 @@ from stages.encoder.config import read_pipeline
 from stages.encoder.source import EncoderSource
 from stages.export.card import model_card
 from stages.export.licence import Origin, licences, origin
+from stages.kinds import Kind
 from stages.planning import Graph
 
 
@@ -50,7 +51,8 @@ class Export(Stage):
         data = work.input("sentences").stats
         counts = {key: data[key] for key in ("kept", "read", "rejected")}
         stated = licences(self.origins)
-        card = self._card(counts, stated)
+        prompts = settings.prompts
+        card = self._card(counts, stated, prompts)
         with tempfile.TemporaryDirectory() as local:
             target = Path(local) / "model"
             model = Path(settings.model)
@@ -65,19 +67,21 @@ class Export(Stage):
                     shutil.copy(corpus.file_path(name), target / name)
                 about = {"inference_weight": self.rank_weight}
                 (target / "ranks.json").write_text(json.dumps(about) + "\n")
-            work.publish({"data": counts, "licences": stated}, Path(local))
+            more = {"prompts": prompts} if prompts else {}
+            work.publish({"data": counts, "licences": stated, **more}, Path(local))
 
     def student_card(
         self, artifact: Artifact, table: str, parts: Sequence[StudentPart] = ()
     ) -> str | None:
         stats = artifact.stats
         stated = stats.get("licences", ())  # not of an export by an older version
-        return self._card(stats["data"], stated, table, parts)
+        return self._card(stats["data"], stated, stats.get("prompts", {}), table, parts)
 
     def _card(
         self,
         data: dict[str, Any],
         stated: Sequence[Mapping[str, str]],
+        prompts: Mapping[Kind, str],
         table: str = "",
         parts: Sequence[StudentPart] = (),
     ) -> str:
@@ -91,6 +95,7 @@ class Export(Stage):
             parts,
             self.aligned_to,
             self.widths,
+            prompts,
         )
 
 

@@ -17,14 +17,16 @@ from stages.contract import (
     Work,
     measured,
 )
+from stages.encoder.prompts import own_prompts
 from stages.evaluate.base import Evaluation
 from stages.export.convert import FILES
 from stages.export.proof import refusal
 from stages.export.proving import Reference, prove, write_variant
 from stages.export.settings import GateSettings
+from stages.kinds import kind_of_each
 from stages.packages import need
 from stages.planning import Graph
-from stages.sentences.texts import read_texts
+from stages.sentences.texts import read_kinds, read_texts
 
 NUM_COMPARED = 1000  # sentences whose vectors are compared
 NUM_CALIBRATION = 300  # as sentence-transformers takes
@@ -73,15 +75,18 @@ class Variant(Stage):
 
     def load(self, work: Work) -> Reference:
         sentences = work.input("sentences")
-        texts = read_texts(sentences, sentences.shard_numbers[0])
+        first = sentences.shard_numbers[0]
+        texts, kinds = read_texts(sentences, first), read_kinds(sentences, first)
         count = min(NUM_CALIBRATION, len(texts) // 2)
-        return Reference(
-            work.input("export").folder_path("model"),
-            texts[count:][:NUM_COMPARED],
-            texts[:count],
-            self.tests,
-            work,
-        )
+        folder = work.input("export").folder_path("model")
+        prompts = own_prompts(folder) if kinds else {}
+        calibration = [
+            prompts.get(kind, "") + text if kind else text
+            for text, kind in zip(texts[:count], kind_of_each(kinds, len(texts)), strict=False)
+        ]
+        compared = texts[count:][:NUM_COMPARED]
+        of_these = kinds and kinds[count:][:NUM_COMPARED]
+        return Reference(folder, compared, calibration, self.tests, work, of_these)
 
     def make(self, work: Work, loaded: Reference) -> None:
         work.say(f"making {self.variant}, and comparing it with the float32 student")

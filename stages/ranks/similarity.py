@@ -22,8 +22,10 @@ from stages.encoder.config import num_positions
 from stages.encoder.files import model_folder, read_json
 from stages.encoder.model import Encoder, load_for_inference
 from stages.encoder.pipeline import PipelineEncoder
+from stages.encoder.prompts import with_kind_prompts
 from stages.encoder.settings import EncoderSettings
 from stages.errors import UserError
+from stages.kinds import Kind, Kinds
 from stages.ranks.corpus import tiled_similarities
 from stages.rows import unit_rows
 
@@ -51,13 +53,13 @@ class RankAwareEncoder:
         self._basis = basis_nk
         self._weight = weight
 
-    def encode(self, texts: Sequence[str]) -> np.ndarray:
+    def encode(self, texts: Sequence[str], kinds: Kinds = None) -> np.ndarray:
         """Vectors (N, D + n), (N, D + k) when compressed, or (N, D) without a corpus; float32.
 
         Raises:
             UserError: the corpus vectors have another dimension than the encoder's.
         """
-        vectors = self.encoder.encode_unit(texts)
+        vectors = self.encoder.encode_unit(texts, kinds)
         if self._corpus is None:
             return vectors
         basis = self._basis
@@ -92,7 +94,9 @@ def joined(vectors_TD: np.ndarray, factors_Tk: np.ndarray, weight: float) -> np.
     return np.hstack([math.sqrt(1 - weight) * vectors_TD, math.sqrt(weight) * factors_Tk])
 
 
-def write_vectors(model: RankAwareEncoder, texts: Sequence[str], target: Path) -> tuple[int, int]:
+def write_vectors(
+    model: RankAwareEncoder, texts: Sequence[str], target: Path, kind: Kind | None = None
+) -> tuple[int, int]:
     """Writes vectors (N, D') float32 as `.npy`, whole or not at all; returns their shape.
 
     Encodes 1,024 texts at a time into a memory-mapped file, so memory does not grow with N.
@@ -101,7 +105,7 @@ def write_vectors(model: RankAwareEncoder, texts: Sequence[str], target: Path) -
     rows = None
     try:
         for start in range(0, len(texts), WINDOW_TEXTS):
-            found = model.encode(texts[start : start + WINDOW_TEXTS])
+            found = model.encode(texts[start : start + WINDOW_TEXTS], kind)
             if rows is None:
                 shape = (len(texts), found.shape[1])
                 rows = np.lib.format.open_memmap(aside, "w+", np.float32, shape)
@@ -136,7 +140,7 @@ def load_student(model: str | Path, rank_weight: float | None = None) -> RankAwa
     found = model_folder(settings.model)
     if found is not None:
         settings = settings.model_copy(update={"max_length": _tokens_read(found)})
-    encoder = load_for_inference(settings)
+    encoder = load_for_inference(with_kind_prompts(settings))
     if not about.is_file():
         return RankAwareEncoder(encoder, None, None, 0.0)
     weight = json.loads(about.read_text())["inference_weight"]

@@ -90,7 +90,7 @@ class Corpus(Stage):
         from stages.encoder.model import load_for_inference
 
         encoder, sentences = load_for_inference(self.student.located(work)), work.input("sentences")
-        return lambda rows: encoder.encode_unit(texts_of_rows(sentences, rows.tolist()))
+        return lambda rows: encoder.encode_unit(*texts_of_rows(sentences, rows.tolist()))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from stages.fields import InputPath
 from stages.rewrite.base import RewriteSource
 from stages.rewrite.rewrites import Rewrite
 from stages.rewrite.stage import Rewrites
-from stages.sentences.build import clean_text
+from stages.sentences.cleaning import clean_text
 from stages.sentences.index import JoinedByKey, SentenceIndex
 from stages.sentences.settings import SourceKind
 from stages.sentences.sources import Reject, Table, read_table

@@ -19,7 +19,7 @@ from typing import Any
 
 from stages.errors import UserError
 from stages.sentences.settings import SentencesSettings
-from stages.sentences.sources import Record
+from stages.sentences.sources import Row
 
 ROLE = re.compile(r":[a-zA-Z:+-]+:`~?([^`<]+?)(?:\s*<[^`>]*>)?`")
 TICKS = re.compile(r"`{1,2}~?([^`]+)`{1,2}_{0,2}")
@@ -45,7 +45,7 @@ class Documented:
     paragraphs: list[str]
 
 
-def read_python_docs(settings: SentencesSettings) -> tuple[Iterator[Record], list[dict[str, str]]]:
+def read_python_docs(settings: SentencesSettings) -> tuple[Iterator[Row], list[dict[str, str]]]:
     """Paragraphs of all docstrings, without the held-out ones, and the held-out pairs.
 
     Returns:
@@ -88,13 +88,13 @@ def read_python_docs(settings: SentencesSettings) -> tuple[Iterator[Record], lis
         sentence for paragraph in held_paragraphs for sentence in _sentences(paragraph)
     }
 
-    def records() -> Iterator[Record]:
+    def records() -> Iterator[Row]:
         for document in documents:
             if held_paragraphs.isdisjoint(document.paragraphs):
                 for paragraph in document.paragraphs:
                     kept = [s for s in _sentences(paragraph) if s not in held_sentences]
                     if kept:
-                        yield " ".join(kept)
+                        yield (" ".join(kept),)
 
     return records(), holdout
 

@@ -6,13 +6,21 @@ from pydantic import Field, model_validator
 
 from stages import content
 from stages.fields import Dataset, InputPath
-from stages.settings import Settings, execution
+from stages.kinds import KINDS, Kind
+from stages.settings import Settings, added, execution
 
 SourceKind = Literal["text", "parquet", "jsonl", "csv", "tsv", "dataset", "python-docs"]
 SUFFIXES: dict[str, SourceKind] = {
     ".txt": "text", ".gz": "text", ".parquet": "parquet", ".jsonl": "jsonl",
     ".csv": "csv", ".tsv": "tsv",
 }  # fmt: skip
+
+
+class Columns(Settings):
+    """The columns of a table whose rows are pairs: a query, and the document that answers it."""
+
+    query: str = Field(description="Column of the queries, such as titles or questions.")
+    document: str = Field(description="Column of the documents, such as bodies or answers.")
 
 
 class SentencesSettings(Settings):
@@ -34,9 +42,14 @@ class SentencesSettings(Settings):
         0,
         ge=0,
         description="python-docs: number of documented functions to keep out of training, for the "
-        "retrieval test.",
+        "retrieval test. With `columns`: number of pairs, for the same.",
     )
     column: str = Field("text", description="Column (or JSON key) that holds the text.")
+    columns: Columns | None = added(
+        None,
+        description="Two columns instead of one: {query: title, document: body}. Both become "
+        "sentences, of two kinds, which may have prompts of their own.",
+    )
     split_sentences: bool = Field(False, description="Cut each text into sentences (sentencex).")
     language: str = Field("en", description="Language for sentence splitting.")
     unicode: Literal["NFC", "NFKC", "none"] = Field("NFC", description="Unicode normal form.")
@@ -62,9 +75,30 @@ class SentencesSettings(Settings):
         given = [self.path is not None, self.dataset is not None, self.source == "python-docs"]
         if sum(given) != 1:
             raise ValueError("give exactly one of: path, dataset, source: python-docs")
-        if self.holdout_pairs and self.source != "python-docs":
-            raise ValueError("holdout_pairs is for source: python-docs")
+        if self.columns is not None:
+            self._check_columns(self.columns)
+        elif self.holdout_pairs and self.source != "python-docs":
+            raise ValueError("holdout_pairs is for source: python-docs, and for `columns`")
         return self
+
+    def _check_columns(self, columns: Columns) -> None:
+        if self.source == "python-docs":
+            raise ValueError("columns are of a table; leave them out, or give a path or data set")
+        if self.column != "text":
+            raise ValueError("column and columns name the same thing; leave one out")
+        if columns.query == columns.document:
+            raise ValueError(f"columns: both are '{columns.query}'; use `column` for a single one")
+
+    @property
+    def kinds(self) -> tuple[Kind | None, ...]:
+        """The kind of each column that is read; None where there is but one."""
+        return (None,) if self.columns is None else KINDS
+
+    @property
+    def text_columns(self) -> tuple[str, ...]:
+        """The columns that are read, in the order of `kinds`."""
+        both = self.columns
+        return (self.column,) if both is None else (both.query, both.document)
 
     def identity(self, where: str = "") -> dict[str, Any]:
         found = super().identity(where)

@@ -4,6 +4,7 @@ Memory: one line (at most MAX_LINE_BYTES) or one Parquet batch at a time.
 """
 
 import csv
+import difflib
 import gzip
 import json
 import zlib
@@ -37,7 +38,8 @@ class Table:
     """Which columns of which files.
 
     setting: where the recipe says so, for messages. numbers: columns that may hold integers.
-    optional: columns whose cells may be missing, which makes them "".
+    optional: columns whose cells may be missing, which makes them "". has_gaps: so may all cells,
+        though not their columns.
     """
 
     path: str
@@ -47,23 +49,24 @@ class Table:
     setting: str
     numbers: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
+    has_gaps: bool = False
 
 
-def read_records(settings: SentencesSettings) -> Iterator[Record]:
-    """Every text of the source, in its own order.
+def read_records(settings: SentencesSettings) -> Iterator[Row]:
+    """Every text of the source, or pair of texts (`SentencesSettings.kinds`), in its own order.
 
     Raises:
         UserError: missing or empty input, missing column, broken file; with its place.
     """
-    columns, path = (settings.column,), settings.path or ""
-    table = Table(path, columns, settings.source, settings.invalid_utf8, "sentences")
+    table = Table(
+        settings.path or "", settings.text_columns, settings.source, settings.invalid_utf8,
+        "sentences", has_gaps=settings.columns is not None,
+    )  # fmt: skip
     if settings.dataset is None:
-        rows = read_table(table)
+        yield from read_table(table)
     else:
         found = load_hub_dataset(settings.dataset, settings.dataset_split, settings.dataset_file)
-        rows = (_cells(row, table, f"data set {settings.dataset}") for row in found)
-    for row in rows:
-        yield row if isinstance(row, Reject) else row[0]
+        yield from (_cells(row, table, f"data set {settings.dataset}") for row in found)
 
 
 def read_table(table: Table) -> Iterator[Row]:
@@ -240,7 +243,8 @@ def _delimited(file: Path, table: Table, tab: bool) -> Iterator[Row]:
             yield from rejected
             rejected.clear()
             row = dict(zip(names, cells, strict=False))
-            if all(column in row or column in table.optional for column in table.columns):
+            gaps = table.columns if table.has_gaps else table.optional
+            if all(column in row or column in gaps for column in table.columns):
                 yield tuple(row.get(column, "") for column in table.columns)
             else:
                 yield Reject("missing_cell", ",".join(cells))
@@ -273,8 +277,10 @@ def _parquet(file: Path, table: Table) -> Iterator[Row]:
 def check_columns(table: Table, names: Sequence[str], where: str) -> None:
     for column in table.columns:
         if column not in names:
+            close = difflib.get_close_matches(column, names, n=1, cutoff=0.5)
+            hint = f" Did you mean '{close[0]}'?" if close else ""
             raise UserError(
-                f"{where}: there is no column '{column}'; it has {', '.join(names)}. Say in "
+                f"{where}: there is no column '{column}'; it has {', '.join(names)}.{hint} Say in "
                 f"{table.setting} which columns to read."
             )
 
@@ -284,7 +290,7 @@ def _cells(row: dict[str, Any], table: Table, where: str) -> Row:
     found = []
     for column in table.columns:
         value = row.get(column)
-        if value is None and column in table.optional:
+        if value is None and (table.has_gaps or column in table.optional):
             value = ""
         elif value is None:
             return Reject("missing_cell", "")

@@ -15,7 +15,8 @@ from stages.sentences.settings import SentencesSettings
 
 @dataclass(frozen=True)
 class Sentences(Stage):
-    """Text to cleaned, distinct, shuffled sentences: `rows.parquet` (id, text) in each shard."""
+    """Text to cleaned, distinct, shuffled sentences: `rows.parquet` (id, text, maybe kind) in each
+    shard."""
 
     settings: SentencesSettings
 
@@ -51,9 +52,10 @@ class Sentences(Stage):
     def report(self, artifact: Artifact) -> dict[str, str | list[dict[str, Any]]]:
         stats = artifact.stats
         dropped = ", ".join(f"{count:,} {reason}" for reason, count in stats["rejected"].items())
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in stats.get("kinds", {}).items())
         return {
-            "Sentences": f"{stats['kept']:,} sentences from {stats['read']:,} texts. "
-            f"Dropped: {dropped or 'none'}."
+            "Sentences": f"{stats['kept']:,} sentences{f' ({kinds})' if kinds else ''} from "
+            f"{stats['read']:,} texts. Dropped: {dropped or 'none'}."
         }
 
     @classmethod

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from stages.contract import Artifact, Fingerprinted, RowWise, Shard, Work
 from stages.encoder.source import EncoderSource
 from stages.planning import Graph
-from stages.sentences.texts import read_texts
+from stages.sentences.texts import read_kinds, read_texts
 
 if TYPE_CHECKING:
     from stages.train.objectives.base import View
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 # What of the student decides its token ids.
 TOKENIZER_SETTINGS = (
-    "model", "template", "second_template", "prompt", "prompt_name", "pooling", "max_length",
-    "final_period", "template_tokens",
+    "model", "template", "second_template", "prompt", "prompt_name", "prompts",
+    "prompt_names", "pooling", "max_length", "final_period", "template_tokens",
 )  # fmt: skip
 
 
@@ -55,13 +55,17 @@ class Tokens(RowWise):
         change = self.view.load() if self.view else None
         source = work.input(work.input_names[0])
 
+        sentences = work.input("sentences") if self.student.has_kinds else None
+
         def make(number: int) -> Shard:
+            kinds = read_kinds(sentences, number) if sentences else None
             if self.column is not None:
                 owners, rewrites = read_rewrites(source, number, self.column)
                 more = {"owners.npy": npy_bytes(owners)}
-                return Shard(tokenise(rewrites) | more, len(rewrites))
+                owned = kinds and [kinds[place] for place in owners.tolist()]
+                return Shard(tokenise(rewrites, owned) | more, len(rewrites))
             texts: Sequence[str] = read_texts(source, number)
-            return Shard(tokenise(change(texts) if change else texts), len(texts))
+            return Shard(tokenise(change(texts) if change else texts, kinds), len(texts))
 
         return make
 
@@ -93,7 +97,9 @@ def plan(graph: Graph) -> None:
     objectives, student = recipe.train.objectives, graph.encoder(recipe.student)
 
     def add(name: str, stage: Tokens, source: str) -> None:
-        graph.add(name, stage, [source, *student.inputs], where="student")
+        # a rewrite has the prompt of its sentence's kind
+        kinds = ["sentences"] if student.has_kinds and source != "sentences" else []
+        graph.add(name, stage, [source, *kinds, *student.inputs], where="student")
 
     add("tokens", Tokens(student), "sentences")
     for source in recipe.perturb:

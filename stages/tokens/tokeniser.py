@@ -1,7 +1,7 @@
 """The student's token ids, computed once and memory-mapped by every training. Row-wise.
 
-Stored without special tokens and template, which training puts around them: one view may have
-another template than the other.
+Stored with their prompts, and without special tokens and template, which training puts around
+them: one view may have another template than the other.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ import numpy as np
 
 from stages.encoder.settings import EncoderSettings
 from stages.encoder.tokenizer import load_view_tokenizers
+from stages.kinds import Kinds
 from stages.rows import npy_bytes
 
 
@@ -25,10 +26,10 @@ class Tokeniser:
     def __init__(self, views: Sequence[EncoderSettings]) -> None:
         self._tokenizers = load_view_tokenizers(views)
 
-    def __call__(self, texts: Sequence[str]) -> dict[str, bytes]:
+    def __call__(self, texts: Sequence[str], kinds: Kinds = None) -> dict[str, bytes]:
         """`ids.npy` (all tokens,) uint16 or int32, `offsets.npy` (N + 1,) int64."""
         room = min(tokenizer.room for tokenizer in self._tokenizers)
-        rows = self._tokenizers[0].sentence_ids(texts, room)
+        rows = self._tokenizers[0].sentence_ids(texts, room, kinds)
         offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
         small = len(self._tokenizers[0].pretrained) <= 1 << 16
         dtype = np.uint16 if small else np.int32

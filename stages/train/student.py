@@ -278,6 +278,8 @@ def write_about(settings: EncoderSettings, folder: Path, dense: Sequence[str] = 
     about = {key: getattr(settings, key) for key in ("pooling", "template", "final_period")}
     if settings.prompt:
         about["prompt"] = settings.prompt
+    if settings.prompts:
+        about["prompts"] = settings.prompts
     if dense:
         about["dense"] = [*dense]
     (folder / "sentray.json").write_text(json.dumps(about, indent=2) + "\n")

@@ -36,13 +36,14 @@ def ask(
     **settings: Any,
 ) -> np.ndarray:
     """Vectors in the order of the sentences (N, D) fp16; each is given exactly once."""
-    asked = {"base_url": server.url, "timeout_seconds": 20.0, "batch_size": 4}
-    chosen = settings_of(**asked | settings)
+    defaults = {"base_url": server.url, "timeout_seconds": 20.0, "batch_size": 4}
+    chosen = settings_of(**defaults | settings)
     client = EmbeddingClient(
         chosen, key, journal_in(tmp_path), say, patience, read_variables(chosen)
     )
     found: dict[int, np.ndarray] = {}
-    for refs, vectors in client.run(((0, row), text) for row, text in enumerate(sentences)):
+    asked = map(chosen.asked, sentences)
+    for refs, vectors in client.run(((0, row), text) for row, text in enumerate(asked)):
         for (_, row), vector in zip(refs, vectors, strict=True):
             assert row not in found
             found[row] = vector

@@ -39,6 +39,19 @@ def make_pipeline(
     return folder / "whole"
 
 
+def make_router(folder: Path) -> Path:
+    """Two ways through one model, by the argument `task`."""
+    from sentence_transformers import SentenceTransformer, models
+
+    ways = {
+        name: [models.Transformer(str(make_model(folder / name, seed=seed))), pooling("mean")()]
+        for seed, name in enumerate(("query", "document"))
+    }
+    router = models.Router.for_query_document(ways["query"], ways["document"])
+    SentenceTransformer(modules=[router], device="cpu").save(str(folder / "whole"))
+    return folder / "whole"
+
+
 def pooling(mode: Any, **options: Any) -> Callable[[], Any]:
     from sentence_transformers import models
 

@@ -23,7 +23,14 @@ from stages.train.engine import cpu_copy
 from stages.train.settings import StudentSettings, check_widths
 from stages.train.student import save_encoder
 from tests.support.models import make_model, make_sentences
-from tests.support.pipelines import dense, make_decoder, make_pipeline, normalize, pooling
+from tests.support.pipelines import (
+    dense,
+    make_decoder,
+    make_pipeline,
+    make_router,
+    normalize,
+    pooling,
+)
 
 MAX_LENGTH = 10
 TEXTS = make_sentences(30)
@@ -134,19 +141,6 @@ def test_prompts_by_name_and_text(tmp_path, options, theirs):
     folder = make_pipeline(tmp_path, pooling("mean"), prompts=PROMPTS, default_prompt_name="query")
     found = load_for_inference(settings_of(folder, **options)).encode_unit(TEXTS)
     np.testing.assert_allclose(found, expected(folder, **theirs), atol=1e-5)
-
-
-def make_router(folder):
-    """Two ways through one model, by the argument `task`."""
-    from sentence_transformers import SentenceTransformer, models
-
-    ways = {
-        name: [models.Transformer(str(make_model(folder / name, seed=seed))), pooling("mean")()]
-        for seed, name in enumerate(("query", "document"))
-    }
-    router = models.Router.for_query_document(ways["query"], ways["document"])
-    SentenceTransformer(modules=[router], device="cpu").save(str(folder / "whole"))
-    return folder / "whole"
 
 
 def test_arguments_reach_encode(tmp_path):

@@ -132,7 +132,7 @@ def test_retrieval_equals_its_slow_twin():
 
     tested = base.Tested(encode, None)
     found = values_of(
-        score_retrieval([f"q{i}" for i in range(50)], [f"d{i}" for i in range(50)], tested)
+        score_retrieval([f"q{i}" for i in range(50)], [f"d{i}" for i in range(50)], tested, "")
     )
     ranks = []
     for i in range(50):
@@ -146,7 +146,7 @@ def test_retrieval_equals_its_slow_twin():
 
 def test_a_constant_encoder_retrieves_nothing():
     texts = [str(i) for i in range(40)]
-    found = score_retrieval(texts, texts, base.Tested(lambda t: np.ones((len(t), 3)), None))
+    found = score_retrieval(texts, texts, base.Tested(lambda t: np.ones((len(t), 3)), None), "")
     assert values_of(found)["MRR@10"] == 0
 
 
@@ -170,7 +170,7 @@ def test_documents_may_have_an_encoder_of_their_own(tmp_path):
     dots = [left[row_of(a)] @ right[row_of(b)] for a, b in pairs_of]
     assert found == pytest.approx(100 * scipy.stats.spearmanr(dots, pairs.gold)[0])
     texts = [f"t{i}" for i in range(30)]
-    found = values_of(score_retrieval(texts, texts, tested))
+    found = values_of(score_retrieval(texts, texts, tested, ""))
     rows = [row_of(text) for text in texts]
     scores = left[rows] @ right[rows].T
     ranks = (scores >= np.diag(scores)[:, None]).sum(1)

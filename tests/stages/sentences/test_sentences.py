@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import stages.sentences.build
 from stages.errors import UserError
-from stages.sentences.build import build_sentences, clean_text
+from stages.sentences.build import build_sentences
+from stages.sentences.cleaning import clean_text
 from stages.sentences.python_docs import prose_paragraphs
 from stages.sentences.settings import SentencesSettings
 from tests.support.models import make_sentences
