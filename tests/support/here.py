@@ -6,10 +6,11 @@ from pipeline.run.work import works_of
 from stages.contract import RowWise
 
 
-def make_here(recipe):
-    """Makes what a recipe lacks; returns the names of what it made."""
+def make_here(recipe, *kinds):
+    """Makes what a recipe lacks, of these kinds of artifacts or all; returns their names."""
     plan = make_plan(recipe)
     missing = [one.node for one in plan.nodes.values() if not one.done]
+    missing = [node for node in missing if not kinds or node.kind in kinds]
     check_nodes(missing)
     for work in works_of(missing, recipe.storage, plan.folders).values():
         stage = work.node.stage
