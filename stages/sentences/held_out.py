@@ -65,8 +65,8 @@ class HeldOut:
         if len(order) < asked:
             names = " and ".join(f"'{name}'" for name in self._settings.text_columns)
             raise UserError(
-                f"sentences.holdout_pairs is {asked}, but there are only {len(order)} pairs of "
-                f"{names} with two texts that are in no other; lower it or give more text"
+                f"sentences.holdout_pairs is {asked}, but there are only {len(order)} distinct "
+                f"pairs of {names} with nothing that is dropped; lower it or give more text"
             )
         order = order[:asked]
         return dict(zip(queries[order].tolist(), documents[order].tolist(), strict=True))
