@@ -9,12 +9,14 @@ import pyarrow.parquet as pq
 import pytest
 from sentence_transformers import SentenceTransformer
 
+from pipeline.cli import main
 from pipeline.recipe.read import load_recipe
 from stages.encoder.settings import EncoderSettings
 from stages.encoder.tokenizer import load_tokenizer
 from stages.errors import UserError
 from stages.evaluate import base
 from stages.evaluate.retrieval import RetrievalSettings
+from stages.export.running import encode_with
 from stages.ranks.similarity import load_student
 from stages.rows import unit_rows
 from tests.support.embedding_client import expected
@@ -130,7 +132,7 @@ def test_every_sentence_is_embedded_and_tokenised_with_the_prompt_of_its_kind(fo
     assert [*tokens_of(made["tokens/search"])] == wanted
 
 
-def test_the_student_loads_as_a_search_model(made):
+def test_the_student_loads_as_a_search_model(made, tmp_path):
     """encode_query and encode_document, our own encoder, and the card."""
     model = model_of(made)
     config = json.loads((model / "config_sentence_transformers.json").read_text())
@@ -141,8 +143,16 @@ def test_the_student_loads_as_a_search_model(made):
     for kind, vectors in found.items():
         np.testing.assert_allclose(vectors, encode(texts, kind), atol=1e-5)
     assert np.abs(found["query"] - found["document"]).max(1).min() > 1e-3
-    plain = unit_rows(SentenceTransformer(str(model), device="cpu").encode(texts))
+    theirs = SentenceTransformer(str(model), device="cpu")
+    kinds = [kind for _, kind in rows_of(made["sentences/search"])[:40]]
+    wanted = np.stack([found[kind][row] for row, kind in enumerate(kinds)])
+    np.testing.assert_allclose(encode_with(theirs)(texts, kinds), wanted, atol=1e-5)
+    plain = unit_rows(theirs.encode(texts))
     np.testing.assert_allclose(ours.encode(texts), plain, atol=1e-5)  # of no kind: no prompt
+    (tmp_path / "a.txt").write_text("\n".join(texts) + "\n")
+    files = str(tmp_path / "a.txt"), str(tmp_path / "a.npy")
+    assert main(["encode", str(model), *files, "--kind", "document"]) == 0
+    np.testing.assert_allclose(np.load(files[1]), found["document"], atol=1e-6)
     card = (model / "README.md").read_text()
     assert "model.encode_query(" in card and "`'the small city '`" in card and "`'book: '`" in card
     proof = json.loads((made["variant/search-bf16"] / "manifest.json").read_text())["stats"]
