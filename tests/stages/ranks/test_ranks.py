@@ -242,7 +242,7 @@ def test_equation_7_equals_its_golden_value(golden):
 def test_a_sentence_is_encoded_once_however_many_it_is_compared_with(encoder, monkeypatch):
     calls = []
     real = encoder.encode_unit
-    monkeypatch.setattr(encoder, "encode_unit", lambda t: calls.extend(t) or real(t))
+    monkeypatch.setattr(encoder, "encode_unit", lambda t, k: calls.extend(t) or real(t, k))
     corpus = real(make_sentences(30, seed=4))
     RankAwareEncoder(encoder, corpus, None, 0.1).similarity(["a cat"], make_sentences(9))
     assert len(calls) == 10
