@@ -55,7 +55,7 @@ class Agreement:
         rows = np.random.default_rng(0).choice(known, count, replace=False)
         self._pairs = np.triu_indices(count, 1)
         weights = np.array(data.teacher_weights) / sum(data.teacher_weights)
-        factors = [unit_rows(factor.take(rows)) for factor in data.factors]
+        factors = [factor.take(rows) for factor in data.factors]
         mixed = sum(w * f @ f.T for w, f in zip(weights, factors, strict=True))
         self._teachers = np.asarray(mixed)[self._pairs]
         self._vectors = _Vectors(engine, engine.student.tokenizers[0].wrap(data.tokens.take(rows)))
