@@ -34,7 +34,7 @@ def principal_directions(vectors_ND: np.ndarray, count: int) -> np.ndarray:
 
     About the origin and not the mean: what must survive are products of rows, and no other k
     directions keep more of them (Eckart-Young). k is D where `count` is more.
-    Memory: 16 bytes a number of the vectors, and 32 D^2.
+    Memory: 16 bytes a number of the vectors, beside them, and then some matrices (D, D) float64.
     """
     _, directions = np.linalg.eigh(vectors_ND.T.astype(np.float64) @ vectors_ND)
     return directions[:, ::-1][:, :count].copy()

@@ -1,6 +1,7 @@
 """Reduced factors: the basis and its error, from encoders, files of vectors and endpoints."""
 
 import json
+import shutil
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -268,7 +269,7 @@ def test_a_budget_counts_the_sample_too(recipe_of, serve, monkeypatch):
     assert len(server.bodies) == 7
 
 
-def test_another_width_behind_the_name_is_noticed(recipe_of, serve, monkeypatch):
+def test_another_width_behind_the_name_is_noticed(recipe_of, serve, tmp_path, monkeypatch):
     small_sample(monkeypatch)
 
     def narrower(answer):
@@ -277,6 +278,7 @@ def test_another_width_behind_the_name_is_noticed(recipe_of, serve, monkeypatch)
     server = serve(lambda texts, nth, total: Reply(change=narrower if total > 4 else None))
     recipe = recipe_of(far(server))
     make_here(recipe, "basis:far")
+    shutil.rmtree(tmp_path / "runs" / "embeddings")  # the basis itself says how wide they were
     with pytest.raises(UserError, match="gives vectors of 6 dimensions, after some of 8"):
         make_here(recipe, "endpoint:far")
 
