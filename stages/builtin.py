@@ -6,6 +6,7 @@ searchers are in tune/searchers.py, which knows Optuna.
 """
 
 from stages import teachers
+from stages.embed.basis import Basis
 from stages.embed.endpoint import AskedVectors
 from stages.embed.given import GivenVectors
 from stages.embed.stage import Embed, cosine_factors
@@ -26,6 +27,7 @@ BUILTIN = Extensions(
         sentences.Sentences,
         Translate,
         rewrite.Rewrites,
+        Basis,
         Embed,
         GivenVectors,
         AskedVectors,

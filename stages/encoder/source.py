@@ -11,7 +11,9 @@ from stages.contract import Fingerprinted, Work
 from stages.encoder.config import (
     check_config,
     default_prompt,
+    described_in,
     model_config,
+    read_pipeline,
     resolved,
     space_is_part_of_a_token,
 )
@@ -30,6 +32,9 @@ class Training(Protocol):
 
     def output_config(self) -> dict[str, Any]:
         """What the model's config.json will say."""
+
+    def output_width(self) -> int | None:
+        """Width of the model's vectors; None where only the training knows."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,20 @@ class EncoderSource(Generic[E]):
             return self.training.output_config()
         resolved(self.settings)
         return model_config(self.settings)
+
+    def width(self) -> int | None:
+        """Width of its vectors; None where only who loads it knows: behind Dense modules, in
+        sentence-transformers' own pipelines.
+
+        Raises:
+            UserError: as `config`.
+        """
+        if self.training is not None:
+            return self.training.output_width()
+        settings: EncoderSettings = resolved(self.settings)
+        if settings.pooling == "pipeline" or read_pipeline(described_in(settings)).dense:
+            return None
+        return self.config().get("hidden_size")
 
     def check(self, max_length: int | None = None) -> None:
         """Compares the settings with the model's configuration.
