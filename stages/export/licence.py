@@ -29,10 +29,9 @@ class Origin:
 
 def origin(what: str, source: EncoderSource[Any]) -> Origin:
     """The model that an encoder was before any recipe trained it."""
-    training: Any = source.training  # stages.train.stage.Train
-    while training is not None:
-        source = training.student
-        training = source.training
+    while source.training is not None:
+        training: Any = source.training  # stages.train.stage.Train
+        source = source.whole or training.student
     return Origin(what, source.settings)
 
 

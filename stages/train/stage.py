@@ -71,7 +71,8 @@ class Train(Stage):
 
     def _check_widths(self) -> None:
         settings, width = self.student.settings, self.student.config().get("hidden_size")
-        mapped = not self.student.training and read_pipeline(described_in(settings)).dense
+        whole = self.student.whole or self.student
+        mapped = not whole.training and read_pipeline(described_in(settings)).dense
         if width and not (settings.aligned or mapped):  # else only training knows the width
             check_widths(settings.dimensions, width)
 
@@ -103,7 +104,7 @@ class Train(Stage):
 
 def plan(graph: Graph) -> None:
     recipe = graph.recipe
-    objectives, student = recipe.train.objectives, graph.encoder(recipe.student)
+    objectives, student = recipe.train.objectives, graph.student()
     names = [source.name for source in recipe.perturb]
     rewrites = [f"tokens:{name}" for name in names]
     negatives = [f"tokens:{name}+negatives" for name in names if objectives.needs_negatives]
