@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from stages.contract import Artifact, Fingerprinted, RowWise, Shard, Work
 from stages.encoder.source import EncoderSource
-from stages.planning import Graph
+from stages.planning import Graph, Inputs
 from stages.tokens.texts import Texts, texts_of
 
 if TYPE_CHECKING:
@@ -78,5 +78,5 @@ class Tokens(RowWise):
 def plan(graph: Graph) -> None:
     student = graph.student()
     for texts in texts_of(graph.recipe):
-        inputs = [texts.node, *student.inputs]
+        inputs: Inputs = [texts.node, *student.inputs]
         graph.add(f"tokens{texts.suffix}", Tokens(student, texts), inputs, where="student")

@@ -13,7 +13,7 @@ from stages.encoder.config import described_in
 from stages.encoder.files import read_json
 from stages.encoder.source import EncoderSource
 from stages.evaluate.sets import StsSettings, load_sts
-from stages.planning import Graph
+from stages.planning import Graph, Inputs
 from stages.tokens.stage import tokenizer_identity
 from stages.tokens.texts import Texts, texts_of
 from stages.vocabulary.settings import VocabularySettings
@@ -161,7 +161,7 @@ def plan(graph: Graph) -> None:
     counts = []
     for texts in texts_of(recipe):
         name = f"counts{texts.suffix}"
-        inputs = [texts.node, *student.inputs]
+        inputs: Inputs = [texts.node, *student.inputs]
         counts.append(graph.add(name, TokenCounts(student, texts), inputs, where="student"))
     stage = Vocabulary(student, settings, tuple(counts))
     graph.add("vocabulary", stage, ["sentences", *counts, *student.inputs], where="student")
