@@ -49,13 +49,16 @@ def test_a_student_is_cut_trained_exported_and_told_of(sentray, tiny_recipe, cut
 
     assert json.loads((folder / "config.json").read_text())["vocab_size"] == after
     assert len(AutoTokenizer.from_pretrained(folder)) == after
-    kept = np.load(manifest.parent / "kept.npy")
+    kept = np.load(next(manifest.parent.rglob("kept.npy")))
     assert len(kept) == after
     texts = [*make_sentences(30, seed=9), "東京 cats"]
     theirs = SentenceTransformer(str(folder), device="cpu").encode(texts)
     ours = load_for_inference(EncoderSettings(model=str(folder), max_length=48, device="cpu"))
     np.testing.assert_allclose(ours.encode_unit(texts), theirs, atol=1e-5)
     assert "nothing to do" in sentray("plan", file)
+    other = sentray("plan", file, "--set", "student.vocabulary={min_count: 3}")
+    assert "stale because student.vocabulary.min_count was 1 and is 3" in other
+    assert "student.model has another vocabulary" in other
 
 
 def test_everything_that_a_student_reads_is_counted(tiny_recipe, tmp_path, cuttable):
@@ -73,6 +76,17 @@ def test_everything_that_a_student_reads_is_counted(tiny_recipe, tmp_path, cutta
     readers = {name for name, node in nodes.items() if "vocabulary" in node.inputs.values()}
     assert {"tokens", "tokens:mine", "tokens:negated", "train", "evaluate:before:size"} <= readers
     assert not {"embed:t", "evaluate:t:size"} & readers
+
+
+def test_a_teacher_with_the_same_settings_is_another_encoder(tiny_recipe, tmp_path, cuttable):
+    """Tests of one encoder share one loaded model; these are two."""
+    alike = {"model": cuttable, "pooling": "mean", "max_length": 16}
+    recipe = tiny_recipe(setting("student", alike | {"vocabulary": {}}),
+                         setting("teachers", [alike | {"name": "t"}]))  # fmt: skip
+    nodes = build_graph(load_recipe(write_recipe(tmp_path / "a.yaml", recipe))).nodes
+    before, teacher = (nodes[f"evaluate:{name}:size"] for name in ("before", "t"))
+    assert before.stage.shares != teacher.stage.shares
+    assert before.fingerprint != teacher.fingerprint
 
 
 def test_what_depends_on_the_vocabulary(tiny_recipe, tmp_path, cuttable):
@@ -112,6 +126,17 @@ def test_a_student_that_a_recipe_trained_is_cut(tiny_recipe, tmp_path, cuttable)
     assert [*inputs.values()] == ["sentences", "counts", "base/train"]
     assert "base/vocabulary" in graph.nodes["base/train"].inputs.values()
     assert origin("base model", graph.student()).settings.model == cuttable
+
+
+def test_merges_as_they_were_once_written(tiny_recipe, tmp_path):
+    """Older files have them as `a b`, not as pairs."""
+    folder = make_cuttable(tmp_path / "roberta", "BPE")
+    raw = json.loads((folder / "tokenizer.json").read_text())
+    raw["model"]["merges"] = [" ".join(pair) for pair in raw["model"]["merges"]]
+    (folder / "tokenizer.json").write_text(json.dumps(raw))
+    recipe = tiny_recipe(setting("student.model", str(folder)), "student.vocabulary={}")
+    graph = build_graph(load_recipe(write_recipe(tmp_path / "a.yaml", recipe)))
+    graph.nodes["vocabulary"].stage.check()
 
 
 @pytest.mark.parametrize(

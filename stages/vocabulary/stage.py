@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from stages.contract import Artifact, Fingerprinted, RowWise, Shard, Stage, Work, measured
 from stages.encoder.config import described_in
-from stages.encoder.files import read_json
 from stages.encoder.source import EncoderSource
 from stages.evaluate.sets import StsSettings, load_sts
 from stages.planning import Graph, Inputs
@@ -85,15 +84,17 @@ class Vocabulary(Stage):
         return found | _whole_texts(self.student, inputs)
 
     def check(self) -> None:
+        from tokenizers import Tokenizer
+
         from stages.vocabulary.tokenizer import WholeTokenizer
 
         self.student.check()
         if self.student.training is None:
             settings = self.student.settings
             file = described_in(settings) / "tokenizer.json"
-            if file.is_file() and "type" in read_json(file).get("model", {}):
-                whole = WholeTokenizer(file.read_text(encoding="utf-8"), settings.model)
-                whole.check_size(self.settings)
+            if file.is_file():  # in one of its older forms it is understood when it is loaded
+                text = Tokenizer.from_file(str(file)).to_str()
+                WholeTokenizer(text, settings.model).check_size(self.settings)
 
     def output_config(self) -> dict[str, Any]:
         """What the cut model's config.json will say, but for its number of tokens."""
@@ -142,13 +143,13 @@ class Reading(Stage):
         whole = self.student.whole
         assert whole is not None
         readers = Readers(*(view_tokenizer(one.located(work)) for one in (whole, self.student)))
-        lines, figures = [], {}
+        lines, figures = [], []
         for one in self.sets:
             pairs = load_sts(one)
             texts = list(dict.fromkeys(pairs.sentence1 + pairs.sentence2))
             found = readers.compare([texts])
             lines.append(f"{one.name} with the cut vocabulary: {found.told()}.")
-            figures[one.name] = found.figures()
+            figures.append({"set": one.name} | found.figures())
             work.say(lines[-1], important=True)
         work.publish(measured([], lines, reading=figures))
 

@@ -12,7 +12,7 @@ from stages.errors import UserError
 from stages.vocabulary.settings import VocabularySettings
 from stages.vocabulary.tokenizer import Merges, WholeTokenizer
 from tests.support.models import make_sentences
-from tests.support.tokenizers import ACCENTED, KINDS, train_text, train_tokenizer
+from tests.support.tokenizers import ACCENTED, KINDS, UNUSED, train_text, train_tokenizer
 
 TEXTS = [*make_sentences(60, seed=3), "naïve cat", "12.5% of the dogs"]
 
@@ -73,6 +73,7 @@ def test_any_text_has_tokens_and_nothing_is_newly_unknown(pair, text):
 @pytest.mark.parametrize("kind", KINDS)
 def test_rare_tokens_go_and_their_characters_stay(kind):
     whole = train_tokenizer(kind).backend_tokenizer
+    assert UNUSED not in Tokenizer.from_str(cut(whole).text).get_vocab()
     sizes = [len(cut(whole, min_count=count).kept) for count in (1, 5, 50)]
     assert sizes[0] > sizes[1] > sizes[2]
     small = Tokenizer.from_str(cut(whole, min_count=50).text)
@@ -160,10 +161,11 @@ def test_numbers_with_gaps_and_tokens_required(tmp_path):
     raw = json.loads(whole.to_str())
     raw["model"]["vocab"]["house"] = 5000
     rust = Tokenizer.from_str(json.dumps(raw))
-    found = cut(rust, required=[rust.token_to_id("[unused1]"), 4999])
+    found = cut(rust, required=[rust.token_to_id(UNUSED), 4999])
     small = Tokenizer.from_str(found.text)
-    assert small.token_to_id("[unused1]") is not None
+    assert small.token_to_id(UNUSED) is not None
     assert found.kept[small.token_to_id("house")] == 5000
+    assert small.get_vocab_size() == len(found.kept)
 
 
 def test_what_cannot_be_cut():
