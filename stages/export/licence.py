@@ -29,9 +29,10 @@ class Origin:
 
 def origin(what: str, source: EncoderSource[Any]) -> Origin:
     """The model that an encoder was before any recipe trained it."""
-    while source.training is not None:
-        training: Any = source.training  # stages.train.stage.Train
-        source = source.whole or training.student
+    training: Any = source.training  # stages.train.stage.Train
+    while training is not None:
+        source = training.student
+        training = source.training
     return Origin(what, source.settings)
 
 

@@ -6,9 +6,6 @@ Texts whose tokens are all kept are read exactly as before:
              and so is the lowest score, which says what an unknown character costs.
   BPE        merges pair by pair. What is inside a token was merged as if it stood alone, so a
              token is kept with the steps that it takes by itself, and no others.
-
-Other libraries (trimbed, vocabtrimmer) do the like; here it is needed without their weights and
-models around it, and exact.
 """
 
 import copy
