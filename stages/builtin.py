@@ -21,6 +21,7 @@ from stages.rewrite.back_translation import Translate
 from stages.sentences import stage as sentences
 from stages.tokens import stage as tokens
 from stages.train import stage as train
+from stages.vocabulary import stage as vocabulary
 
 BUILTIN = Extensions(
     stages=(
@@ -33,6 +34,9 @@ BUILTIN = Extensions(
         AskedVectors,
         ranks.Corpus,
         ranks.Ranks,
+        vocabulary.TokenCounts,
+        vocabulary.Vocabulary,
+        vocabulary.Reading,
         tokens.Tokens,
         train.Train,
         evaluate.Evaluate,
@@ -45,6 +49,7 @@ BUILTIN = Extensions(
         sentences.plan,
         teachers.plan,
         rewrite.plan,
+        vocabulary.plan,
         tokens.plan,
         train.plan,
         ranks.plan_student,

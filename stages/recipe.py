@@ -187,6 +187,11 @@ class Recipe(Extensible):
             raise ValueError(
                 f"{deep[0]} reads states of the student's layers, and student.layers: 0 has none"
             )
+        if self.student.vocabulary and objectives.replaced_token:
+            raise ValueError(
+                "replaced_token: its generator has the whole vocabulary of the student's model; "
+                "leave student.vocabulary out"
+            )
         if self.student.is_static and self.export:
             raise ValueError(
                 "export.variants are of a transformer, and student.layers: 0 has none; leave "

@@ -44,16 +44,22 @@ class EncoderSource(Generic[E]):
     training: what makes the model when `settings.model` names a recipe's student; the node that
         uses it then reads that training under the name `settings.model`.
     node: name of that training in the graph.
+    whole: the encoder before its vocabulary was cut, where that is what `training` does.
     """
 
     settings: E
     training: Training | None = None
     node: str = ""
+    whole: "EncoderSource[E] | None" = None
 
     @property
     def inputs(self) -> list[tuple[str, str]]:
         """What a node with this encoder reads: (its own name for it, the graph's)."""
-        return [(self.settings.model, self.node)] if self.training is not None else []
+        return [(self._input, self.node)] if self.training is not None else []
+
+    @property
+    def _input(self) -> str:
+        return self.settings.model if self.whole is None else self.node
 
     def identity(
         self,
@@ -75,14 +81,15 @@ class EncoderSource(Generic[E]):
         if prompt:  # which was once left out
             found["prompt"] = prompt
         if self.training is not None:
-            found["model"] = {"recipe": inputs[self.settings.model].fingerprint}
+            made = "recipe" if self.whole is None else "vocabulary"
+            found["model"] = {made: inputs[self._input].fingerprint}
         return {f"{place}.{key}": value for key, value in found.items()}
 
     def located(self, work: Work) -> E:
-        """The settings with the student of a recipe named by its folder."""
+        """The settings with a model that a node makes named by its folder."""
         if self.training is None:
             return self.settings
-        model = work.input(self.settings.model).folder_path("model")
+        model = work.input(self._input).folder_path("model")
         return self.settings.model_copy(update={"model": str(model)})
 
     def config(self) -> dict[str, Any]:

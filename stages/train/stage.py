@@ -105,7 +105,7 @@ class Train(Stage):
 
 def plan(graph: Graph) -> None:
     recipe = graph.recipe
-    objectives, student = recipe.train.objectives, graph.encoder(recipe.student)
+    objectives, student = recipe.train.objectives, graph.student()
     names = [source.name for source in recipe.perturb]
     rewrites = [f"tokens:{name}" for name in names]
     negatives = [f"tokens:{name}+negatives" for name in names if objectives.needs_negatives]
