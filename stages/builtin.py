@@ -6,6 +6,7 @@ searchers are in tune/searchers.py, which knows Optuna.
 """
 
 from stages import teachers
+from stages.embed.basis import Basis
 from stages.embed.endpoint import AskedVectors
 from stages.embed.given import GivenVectors
 from stages.embed.stage import Embed, cosine_factors
@@ -20,17 +21,22 @@ from stages.rewrite.back_translation import Translate
 from stages.sentences import stage as sentences
 from stages.tokens import stage as tokens
 from stages.train import stage as train
+from stages.vocabulary import stage as vocabulary
 
 BUILTIN = Extensions(
     stages=(
         sentences.Sentences,
         Translate,
         rewrite.Rewrites,
+        Basis,
         Embed,
         GivenVectors,
         AskedVectors,
         ranks.Corpus,
         ranks.Ranks,
+        vocabulary.TokenCounts,
+        vocabulary.Vocabulary,
+        vocabulary.Reading,
         tokens.Tokens,
         train.Train,
         evaluate.Evaluate,
@@ -43,6 +49,7 @@ BUILTIN = Extensions(
         sentences.plan,
         teachers.plan,
         rewrite.plan,
+        vocabulary.plan,
         tokens.plan,
         train.plan,
         ranks.plan_student,

@@ -65,6 +65,13 @@ class TeacherSettings(EncoderSettings):
         "Spearman's rho of the ranks that it gives the corpus under `ranks`; it is then "
         "RankEncoder's base encoder. Plug-ins may add others.",
     )
+    factor_width: int | None = added(
+        None,
+        ge=1,
+        description="Reduce its vectors to this many principal dimensions before they are stored; "
+        "a sentence then takes 2 bytes for each. How far cosines are off is measured, printed and "
+        "kept. null: whole vectors.",
+    )
 
     @field_validator("similarity")
     @classmethod
@@ -86,6 +93,16 @@ class TeacherSettings(EncoderSettings):
         source = extensions.similarities.get(self.similarity) if extensions else None
         if self.is_encoder and not self.model and (source is None or source.encodes):
             raise ValueError(f"teacher '{self.name}': the setting `model` is missing")
+        return self
+
+    @model_validator(mode="after")
+    def _is_reduced_as_cosines(self) -> "TeacherSettings":
+        if self.factor_width is not None and self.similarity != "cosine":
+            instead = "; ranks.dimensions does" if self.similarity == "ranks" else ""
+            raise ValueError(
+                f"teacher '{self.name}': factor_width reduces vectors whose cosines are taught, "
+                f"and does nothing for similarity: {self.similarity}{instead}; leave it out"
+            )
         return self
 
     @model_validator(mode="after")
@@ -169,6 +186,11 @@ class Recipe(Extensible):
         if self.student.is_static and deep:
             raise ValueError(
                 f"{deep[0]} reads states of the student's layers, and student.layers: 0 has none"
+            )
+        if self.student.vocabulary and objectives.replaced_token:
+            raise ValueError(
+                "replaced_token: its generator has the whole vocabulary of the student's model; "
+                "leave student.vocabulary out"
             )
         if self.student.is_static and self.export:
             raise ValueError(
@@ -256,6 +278,12 @@ class Recipe(Extensible):
                 f"student.aligned: a student lives in one teacher's space, and there are "
                 f"{len(self.teachers)} teachers; keep one"
             )
+        if self.teachers[0].factor_width is not None:
+            raise ValueError(
+                "student.aligned: the student lives in its teacher's space, and "
+                f"teachers[0].factor_width keeps {self.teachers[0].factor_width} dimensions of "
+                "it; leave one of them out"
+            )
         if regression.projection == "learned":
             raise ValueError(
                 "vector_regression.projection: learned is dropped after training, and "
@@ -307,6 +335,8 @@ class Recipe(Extensible):
             )
         if self.train.rewritten_view == "first" and not self.perturb:
             found.append("train.rewritten_view has no effect: there are no rewrites (`perturb`)")
+        if not objectives.needs_teacher and any(t.factor_width for t in self.teachers):
+            found.append("factor_width has no effect: no objective reads a teacher's vectors")
         if self.evaluate.speed and not any(teacher.is_encoder for teacher in self.teachers):
             found.append("evaluate.speed has no effect: there is no teacher to compare with")
         ranks = self.ranks

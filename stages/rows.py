@@ -62,10 +62,11 @@ FP16_ROUNDING = 2.0**-11
 class FactorRows:
     """A teacher's factor matrix F (N, D): what it scores a batch with is F F^T of its rows.
 
-    On disk fp16 (an encoder's unit vectors, compressed rank vectors), or integer rank positions,
-    which become exact rank factors when read. Rounding changed the unit vectors' lengths, which
-    orders near sentences anew; they are scaled back when read. Compressed rank vectors are shorter
-    than 1 by what was cut off, which is more than rounding does, and stay so.
+    On disk fp16 (an encoder's unit vectors, compressed rank vectors, reduced vectors), or integer
+    rank positions, which become exact rank factors when read. Rounding changed the unit vectors'
+    lengths, which orders near sentences anew; they are scaled back when read. Compressed rank
+    vectors and reduced vectors are shorter than 1 by what was cut off, which is more than rounding
+    does, and stay so.
 
     Args:
         renormalise: False for rows as they were stored.

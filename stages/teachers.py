@@ -16,7 +16,7 @@ class TeacherSource:
 
     plan: adds what the teacher needs, given where it is in the recipe and whether an objective
         reads its factors; returns the node that publishes `factors.npy` (unit rows (N, D) fp16 in
-        each shard), or "" where none does.
+        each shard; reduced rows are shorter than 1), or "" where none does.
     encodes: whether it is an encoder that can be evaluated and timed beside the student.
     """
 

@@ -192,7 +192,7 @@ def test_a_rewrite_has_the_prompt_of_its_sentence(folder, made):
     recipe = load_recipe(
         str(folder / "search.yaml"), [setting("perturb", [{"name": "mine", "pairs": pairs}])]
     )
-    made_now = make_here(recipe, "perturb", "tokens")
+    made_now = make_here(recipe, "tokens:mine")
     assert made_now == ["perturb:mine", "tokens:mine"]
     student = EncoderSettings(model=str(folder / "student"), pooling="mean", max_length=12)
     tokenizer = load_tokenizer(student)
@@ -220,7 +220,7 @@ def test_an_endpoint_sees_the_prompt_of_each_kind(folder, made):
             str(folder / "search.yaml"),
             [setting("teachers", [{"name": "far", "endpoint": endpoint}])],
         )
-        assert make_here(recipe, "endpoint") == ["endpoint:far"]
+        assert make_here(recipe, "endpoint:far") == ["endpoint:far"]
     finally:
         server.stop()
     rows = rows_of(made["sentences/search"])

@@ -74,7 +74,8 @@ def test_two_workers_train_every_method_as_one_does(sentray, tiny_recipe, inputs
     sentray("run", file)
 
     keys = ("loss", "infonce", "rank_regression", "soft_negative", "masked_language",
-            "replaced_token", "denoising", "gradient_norm", "dev_spearman")  # fmt: skip
+            "replaced_token", "denoising", "gradient_norm", "dev_spearman",
+            "agreement")  # fmt: skip
     expected, weights = trained(recipe, keys)
     sentray(
         "run", file, "--only", "train", "--force", "train", "--set", "train.num_workers=2",

@@ -160,6 +160,15 @@ class RecipeGraph:
         name = self._student_of(settings.recipe_file)
         return self._trained(settings, name)
 
+    def student(self) -> EncoderSource[Any]:
+        """This recipe's student before training, with its vocabulary cut where that is asked for;
+        adds what it needs."""
+        whole = self.encoder(self.recipe.student)
+        if "vocabulary" not in self.nodes:
+            return whole
+        stage: Any = self.nodes["vocabulary"].stage
+        return EncoderSource(whole.settings, stage, "vocabulary", self._has_kinds, whole)
+
     def trained_student(self) -> EncoderSource[Any]:
         """This recipe's own student after training, as it is tested and used."""
         start = self.recipe.student

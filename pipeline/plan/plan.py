@@ -130,6 +130,8 @@ def _difference(path: str, was: Any, now: Any) -> list[str]:
         ]
     if path.endswith(".model.recipe"):
         return [f"{path.removesuffix('.recipe')} is another student of its recipe"]
+    if path.endswith(".model.vocabulary") and was and now:
+        return [f"{path.removesuffix('.vocabulary')} has another vocabulary"]
     if path.endswith(("sha256", "path")) and was and now:
         return [f"the content of {path.removesuffix('.sha256')} changed"]
     return [f"{path} was {_shown(was)} and is {_shown(now)}"]

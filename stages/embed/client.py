@@ -53,6 +53,7 @@ class EmbeddingClient(Client[_Batch, Embeddings, Rows]):
         journal: vectors that are there are not asked for again; its owner's budget counts.
         say: takes a line of progress.
         variables: what ${VARIABLES} in the settings' `extra` stand for.
+        width: that vectors must have; 0: that of the first.
     """
 
     def __init__(
@@ -63,10 +64,11 @@ class EmbeddingClient(Client[_Batch, Embeddings, Rows]):
         say: Callable[..., None],
         patience: Patience | None = None,
         variables: Mapping[str, SecretStr] | None = None,
+        width: int = 0,
     ) -> None:
         super().__init__(settings, key, journal.spent(), say, patience, variables)
         self._settings, self._journal, self._warn = settings, journal, say
-        self._width = settings.dimensions or 0
+        self._width = width or settings.dimensions or 0
         self._has_split = False
 
     def run(self, rows: Iterable[tuple[Ref, str]]) -> Iterator[Rows]:

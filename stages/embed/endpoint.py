@@ -3,22 +3,28 @@
 Memory: about 230 bytes for every vector in the journal, and the vectors of the shards under way.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from pydantic import Field
 
 from stages.contract import Artifact, Fingerprinted, Resources, Shard, Stage, Work
+from stages.embed.basis import basis_in, reduced
 from stages.endpoint.credentials import read_key, read_variables, secrets_of
 from stages.endpoint.settings import EndpointSettings
-from stages.kinds import Kind, kind_of_each
+from stages.kinds import Kind, Kinds, kind_of_each
 from stages.packages import need
 from stages.rows import npy_bytes
 from stages.samples import factor_rows
-from stages.sentences.texts import read_kinds, read_texts
+from stages.sentences.texts import read_kinds, read_texts, texts_of_rows
 from stages.settings import added, execution
+
+if TYPE_CHECKING:
+    from stages.embed.client import EmbeddingClient, Rows
+    from stages.embed.embeddings import Vector
+    from stages.endpoint.journal import Journal, Spent
 
 EMBEDDINGS = "embeddings"  # folder of the journal of vectors, shared by all recipes
 
@@ -76,13 +82,17 @@ class EmbeddingEndpoint(EndpointSettings):
 
 @dataclass(frozen=True)
 class AskedVectors(Stage):
-    """Sentences to `factors.npy`: unit rows (N, D) fp16 in each shard, as an endpoint gives them.
+    """Sentences to `factors.npy`: unit rows (N, D) fp16 in each shard, as an endpoint gives them,
+    or reduced ones (N, k).
 
     One process is enough: it waits, and its limits hold for the stage.
+    basis: input with what the rows are reduced to; "" keeps them whole. What it asked for is in the
+    journal, and counts in the budget.
     """
 
     settings: EmbeddingEndpoint
     where: str
+    basis: str = ""
 
     kind = "endpoint"
     version = 1
@@ -106,21 +116,35 @@ class AskedVectors(Stage):
         read_variables(self.settings)
         read_key(self.settings)
 
-    def make(self, work: Work, loaded: Any) -> None:
-        from stages.embed.client import EmbeddingClient
-        from stages.embed.embeddings import Vector
-        from stages.endpoint.journal import Journal
+    def width(self) -> int | None:
+        return self.settings.dimensions
 
+    def sampled(
+        self, work: Work, rows: np.ndarray, has_width: Callable[[int], None]
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        sentences, client, journal = work.input("sentences"), *self._opened(work)
+        numbers = sentences.shard_numbers
+        starts = np.cumsum([0, *map(sentences.shard_rows, numbers)])
+        shards = np.searchsorted(starts, rows, side="right") - 1
+        places = (rows - starts[shards]).tolist()
+        refs = [(numbers[shard], place) for shard, place in zip(shards, places, strict=True)]
+        line_of = {ref: line for line, ref in enumerate(refs)}
+        texts = self._prompted(*texts_of_rows(sentences, rows.tolist()))
+        found = np.empty((0, 0), np.float16)
+        for known, vectors in self._asked(client, journal, zip(refs, texts, strict=True)):
+            if not found.size:
+                has_width(vectors.shape[1])
+                found = np.empty((len(rows), vectors.shape[1]), np.float16)
+            found[[line_of[ref] for ref in known]] = vectors
+        return found, self._paid(work, client, journal.spent())
+
+    def make(self, work: Work, loaded: Any) -> None:
         source, missing = work.input("sentences"), work.missing_shards()
-        journal = Journal(work.root, EMBEDDINGS, work.owner, Vector)
-        key = read_key(self.settings, work.secret)
-        variables = read_variables(self.settings, work.secret)
-        client = EmbeddingClient(self.settings, key, journal, work.say, variables=variables)
+        client, journal = self._opened(work)
+        basis = basis_in(work, self.basis)
 
         def asked(number: int) -> list[str]:
-            texts = read_texts(source, number)
-            kinds = kind_of_each(read_kinds(source, number), len(texts))
-            return [self.settings.asked(*one) for one in zip(texts, kinds, strict=True)]
+            return self._prompted(read_texts(source, number), read_kinds(source, number))
 
         if finished := sorted({*source.shard_numbers} - {*missing}):  # the others must be as wide
             client.known(asked(finished[0])[0])
@@ -132,23 +156,56 @@ class AskedVectors(Stage):
 
         waiting: dict[int, np.ndarray] = {}
         left = {number: source.shard_rows(number) for number in missing}
+        for refs, vectors in self._asked(client, journal, sentences()):
+            for (number, place), factor in zip(refs, reduced(vectors, basis), strict=True):
+                if number not in waiting:
+                    shape = source.shard_rows(number), len(factor)
+                    waiting[number] = np.empty(shape, np.float16)
+                waiting[number][place] = factor
+                left[number] -= 1
+                if not left[number]:
+                    factors = waiting.pop(number)
+                    files = {"factors.npy": npy_bytes(factors)}
+                    work.put_shard(number, Shard(files, len(factors)))
+        work.publish(self._paid(work, client, journal.spent()))
+
+    def _prompted(self, texts: Sequence[str], kinds: Kinds) -> list[str]:
+        each = zip(texts, kind_of_each(kinds, len(texts)), strict=True)
+        return [self.settings.asked(*one) for one in each]
+
+    def _opened(self, work: Work) -> "tuple[EmbeddingClient, Journal[Vector]]":
+        """A client and its journal; what the basis was paid with counts as spent."""
+        from stages.embed.client import EmbeddingClient
+        from stages.embed.embeddings import Vector
+        from stages.endpoint.journal import Journal, Spent
+
+        journal = Journal(work.root, EMBEDDINGS, work.owner, Vector)
+        width = 0
+        if self.basis:
+            figures = work.input(self.basis).stats
+            journal.spent().add(Spent(figures["requests"], figures["prompt_tokens"]))
+            width = figures["dimensions"]
+        key = read_key(self.settings, work.secret)
+        variables = read_variables(self.settings, work.secret)
+        return EmbeddingClient(
+            self.settings, key, journal, work.say, variables=variables, width=width
+        ), journal
+
+    @staticmethod
+    def _asked(
+        client: "EmbeddingClient",
+        journal: "Journal[Vector]",
+        rows: Iterable[tuple[tuple[int, int], str]],
+    ) -> "Iterator[Rows]":
         try:
-            for refs, vectors in client.run(sentences()):
-                for (number, place), vector in zip(refs, vectors, strict=True):
-                    if number not in waiting:
-                        shape = source.shard_rows(number), len(vector)
-                        waiting[number] = np.empty(shape, np.float16)
-                    waiting[number][place] = vector
-                    left[number] -= 1
-                    if not left[number]:
-                        factors = waiting.pop(number)
-                        files = {"factors.npy": npy_bytes(factors)}
-                        work.put_shard(number, Shard(files, len(factors)))
+            yield from client.run(rows)
         finally:
             journal.flush()
-        spent = journal.spent()
+
+    @staticmethod
+    def _paid(work: Work, client: "EmbeddingClient", spent: "Spent") -> dict[str, Any]:
         work.say(f"paid for: {client.summary}", important=True)
-        work.publish({"requests": spent.requests, "prompt_tokens": spent.prompt_tokens})
+        return {"requests": spent.requests, "prompt_tokens": spent.prompt_tokens}
 
     @classmethod
     def sample(

@@ -1,8 +1,7 @@
 """A teacher's vectors that are there already: an `.npy` file or Parquet, joined to the sentences.
 
 Memory: 17 bytes for each sentence of the corpus (25 while the join is prepared) and one batch of
-vectors. Joined vectors wait in a
-temporary file of 2 bytes a number, as the file's order may be any.
+vectors. Joined vectors wait in a temporary file of 2 bytes a number, as their order may be any.
 """
 
 import os
@@ -17,6 +16,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from stages.contract import Artifact, Fingerprinted, Shard, Stage, Work
+from stages.embed.basis import basis_in, reduced
 from stages.errors import UserError
 from stages.fields import InputPath
 from stages.rows import directions, npy_bytes
@@ -75,14 +75,16 @@ class VectorsSettings(JoinedByKey):
 
 @dataclass(frozen=True)
 class GivenVectors(Stage):
-    """Vectors of yours to `factors.npy`: unit rows (N, D) fp16 in each shard.
+    """Vectors of yours to `factors.npy`: unit rows (N, D) fp16 in each shard, or reduced ones.
 
     unicode: normal form of the sentences; texts in the file are cleaned alike.
+    basis: input with what the rows are reduced to; "" keeps them whole.
     """
 
     settings: VectorsSettings
     where: str
     unicode: str
+    basis: str = ""
 
     kind = "vectors"
     version = 1
@@ -93,33 +95,63 @@ class GivenVectors(Stage):
         return {f"vectors.{key}": value for key, value in found.items() if value is not None}
 
     def check(self) -> None:
-        next(read_vectors(self.settings, self.where), None)
+        self.width()
+
+    def width(self) -> int | None:
+        for _, vectors in read_vectors(self.settings, self.where):
+            return int(vectors.shape[1])
+        return None
+
+    def sampled(
+        self, work: Work, rows: np.ndarray, has_width: Callable[[int], None]
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        order = np.argsort(rows)
+        ascending = rows[order]
+        found = np.empty((0, 0), np.float32)
+        matching = self._matching(work)
+        for known, units in matching:
+            if not found.size:
+                has_width(units.shape[1])
+                found = np.empty((len(rows), units.shape[1]), np.float32)
+            places = np.minimum(np.searchsorted(ascending, known), len(rows) - 1)
+            wanted = ascending[places] == known
+            found[order[places[wanted]]] = units[wanted]
+        self._check_complete(work, matching.missing)
+        return found, {}
 
     def make(self, work: Work, loaded: Any) -> None:
-        sentences = work.input("sentences")
-        numbers = sentences.shard_numbers
-        texts = (read_texts(sentences, number) for number in numbers)
-        index = SentenceIndex(texts, by_text=self.settings.id_column is None)
+        numbers, matching = work.input("sentences").shard_numbers, self._matching(work)
         with tempfile.TemporaryDirectory() as folder:
-            joined = join(self.settings, self.where, self.unicode, index, Path(folder) / "factors")
-            if len(joined.missing):
-                (first,), _ = texts_of_rows(sentences, [int(joined.missing[0])])
-                raise UserError(
-                    f"{self.where}: {self.settings.path} has no vector for {len(joined.missing):,} "
-                    f"of {index.num_rows:,} sentences, the first being {first!r} (id "
-                    f"{joined.missing[0]}). Add them, or give the corpus that it has vectors of."
-                )
-            for number, (start, end) in zip(numbers, pairwise(index.starts), strict=True):
-                factors = npy_bytes(np.asarray(joined.factors[start:end]))
-                work.put_shard(number, Shard({"factors.npy": factors}, end - start))
-        left_out = {"rows_left_out": joined.num_unknown, "rows_twice": joined.num_twice}
+            factors = join(matching, Path(folder) / "factors", basis_in(work, self.basis))
+            self._check_complete(work, matching.missing)
+            for number, (start, end) in zip(numbers, pairwise(matching.index.starts), strict=True):
+                part = npy_bytes(np.asarray(factors[start:end]))
+                work.put_shard(number, Shard({"factors.npy": part}, end - start))
+        left_out = {"rows_left_out": matching.num_unknown, "rows_twice": matching.num_twice}
         work.say(
-            f"{index.num_rows:,} vectors of {joined.factors.shape[1]} dimensions; left out: "
-            f"{joined.num_unknown:,} of no sentence here, {joined.num_twice:,} of one that had its "
-            "vector",
+            f"{len(factors):,} vectors of {factors.shape[1]} dimensions; left out: "
+            f"{matching.num_unknown:,} of no sentence here, {matching.num_twice:,} of one that had "
+            "its vector",
             important=any(left_out.values()),
         )
         work.publish(left_out)
+
+    def _matching(self, work: Work) -> "Matching":
+        sentences = work.input("sentences")
+        texts = (read_texts(sentences, number) for number in sentences.shard_numbers)
+        index = SentenceIndex(texts, by_text=self.settings.id_column is None)
+        return Matching(self.settings, self.where, self.unicode, index)
+
+    def _check_complete(self, work: Work, missing: np.ndarray) -> None:
+        if not len(missing):
+            return
+        sentences = work.input("sentences")
+        (first,), _ = texts_of_rows(sentences, [int(missing[0])])
+        raise UserError(
+            f"{self.where}: {self.settings.path} has no vector for {len(missing):,} of "
+            f"{sentences.num_rows:,} sentences, the first being {first!r} (id {missing[0]}). Add "
+            "them, or give the corpus that it has vectors of."
+        )
 
     @classmethod
     def sample(
@@ -128,51 +160,63 @@ class GivenVectors(Stage):
         return factor_rows(artifact.shard_path(artifact.shard_numbers[0], "factors.npy"), num_rows)
 
 
-@dataclass(frozen=True)
-class Joined:
-    """The corpus's vectors (N, D) fp16 in a file, and what was not as it should be.
+class Matching:
+    """Vectors of a file as those of rows of the corpus: rows (n,) and unit vectors (n, D) float64,
+    in batches, each row once.
 
-    missing: rows without a vector (int64). num_unknown: vectors of no sentence of the corpus.
-    num_twice: vectors of sentences that had theirs; the first one counts.
-    """
-
-    factors: np.ndarray
-    missing: np.ndarray
-    num_unknown: int
-    num_twice: int
-
-
-def join(
-    settings: VectorsSettings, where: str, form: str, index: SentenceIndex, file: Path
-) -> Joined:
-    """Joins a file of vectors with the corpus; writes `file`.
+    num_unknown: vectors so far of no sentence of the corpus. num_twice: of sentences that had
+    theirs; the first one counts.
 
     Args:
         where: where the recipe says so, for messages.
         form: Unicode normal form of the sentences.
-
-    Raises:
-        UserError: the file cannot be read, its vectors are not of one width or not finite, or it
-            has another number of rows than sentences.
     """
-    num_unknown, num_twice = 0, 0
-    seen = np.zeros(index.num_rows, dtype=bool)
+
+    def __init__(
+        self, settings: VectorsSettings, where: str, form: str, index: SentenceIndex
+    ) -> None:
+        self._settings, self._where, self._form, self.index = settings, where, form, index
+        self._seen = np.zeros(index.num_rows, dtype=bool)
+        self.num_unknown = self.num_twice = 0
+
+    @property
+    def missing(self) -> np.ndarray:
+        """Rows (n,) int64 without a vector so far."""
+        return np.flatnonzero(~self._seen)
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """
+        Raises:
+            UserError: the file cannot be read, its vectors are not of one width or not finite, or
+                it has another number of rows than sentences.
+        """
+        what = f"{self._where}: {self._settings.path}"
+        for keys, vectors in read_vectors(self._settings, self._where):
+            places = [self.index.row_of(clean_text(key, self._form)) for key in keys]
+            found = np.array([-1 if place is None else place for place in places])
+            known = np.flatnonzero(found >= 0)
+            _, first = np.unique(found[known], return_index=True)
+            taken = known[np.sort(first)]
+            taken = taken[~self._seen[found[taken]]]
+            self.num_unknown += len(vectors) - len(known)
+            self.num_twice += len(known) - len(taken)
+            rows = found[taken]
+            self._seen[rows] = True
+            yield rows, directions(vectors[taken], what, rows.item)
+
+
+def join(matching: Matching, file: Path, basis_Dk: np.ndarray | None = None) -> np.ndarray:
+    """The corpus's factors (N, D) fp16, or reduced ones (N, k), in a file that it writes.
+
+    Those of rows without a vector (`matching.missing`) may be anything. Raises like `matching`.
+    """
     factors = np.empty((0, 0), np.float16)
-    for keys, vectors in read_vectors(settings, where):
+    for rows, units in matching:
+        part = reduced(units, basis_Dk)
         if not factors.size:
-            factors = _empty_matrix(file, (index.num_rows, vectors.shape[1]))
-        places = [index.row_of(clean_text(key, form)) for key in keys]
-        found = np.array([-1 if place is None else place for place in places])
-        known = np.flatnonzero(found >= 0)
-        _, first = np.unique(found[known], return_index=True)
-        taken = known[np.sort(first)]
-        taken = taken[~seen[found[taken]]]
-        num_unknown += len(vectors) - len(known)
-        num_twice += len(known) - len(taken)
-        rows = found[taken]
-        factors[rows] = directions(vectors[taken], f"{where}: {settings.path}", rows.item)
-        seen[rows] = True
-    return Joined(factors, np.flatnonzero(~seen), num_unknown, num_twice)
+            factors = _empty_matrix(file, (matching.index.num_rows, part.shape[1]))
+        factors[rows] = part
+    return factors
 
 
 def _empty_matrix(file: Path, shape: tuple[int, int]) -> np.ndarray:
@@ -185,7 +229,7 @@ def read_vectors(settings: VectorsSettings, where: str) -> Iterator[tuple[Keys, 
     """Keys (texts or ids) and their vectors (n, D), in batches.
 
     Raises:
-        UserError: see `join`.
+        UserError: see `Matching`.
     """
     if settings.is_matrix:
         yield from _read_matrix(settings, where)

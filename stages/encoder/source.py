@@ -11,7 +11,9 @@ from stages.contract import Fingerprinted, Work
 from stages.encoder.config import (
     check_config,
     default_prompt,
+    described_in,
     model_config,
+    read_pipeline,
     resolved,
     space_is_part_of_a_token,
 )
@@ -32,6 +34,9 @@ class Training(Protocol):
     def output_config(self) -> dict[str, Any]:
         """What the model's config.json will say."""
 
+    def output_width(self) -> int | None:
+        """Width of the model's vectors; None where only the training knows."""
+
 
 @dataclass(frozen=True)
 class EncoderSource(Generic[E]):
@@ -41,17 +46,23 @@ class EncoderSource(Generic[E]):
         uses it then reads that training under the name `settings.model`.
     node: name of that training in the graph.
     has_kinds: whether the recipe's sentences are of two kinds, which have prompts of their own.
+    whole: the encoder before its vocabulary was cut, where that is what `training` does.
     """
 
     settings: E
     training: Training | None = None
     node: str = ""
     has_kinds: bool = False
+    whole: "EncoderSource[E] | None" = None
 
     @property
     def inputs(self) -> list[tuple[str, str]]:
         """What a node with this encoder reads: (its own name for it, the graph's)."""
-        return [(self.settings.model, self.node)] if self.training is not None else []
+        return [(self._input, self.node)] if self.training is not None else []
+
+    @property
+    def _input(self) -> str:
+        return self.settings.model if self.whole is None else self.node
 
     def identity(
         self,
@@ -73,15 +84,16 @@ class EncoderSource(Generic[E]):
         if prompt:  # which was once left out
             found["prompt"] = prompt
         if self.training is not None:
-            found["model"] = {"recipe": inputs[self.settings.model].fingerprint}
+            made = "recipe" if self.whole is None else "vocabulary"
+            found["model"] = {made: inputs[self._input].fingerprint}
         return {f"{place}.{key}": value for key, value in found.items()}
 
     def located(self, work: Work) -> E:
-        """The settings with the student of a recipe named by its folder and, where there are kinds,
-        the prompts of all of them."""
+        """The settings with a model that a node makes named by its folder and, where there are
+        kinds, the prompts of all of them."""
         settings = self.settings
         if self.training is not None:
-            model = work.input(settings.model).folder_path("model")
+            model = work.input(self._input).folder_path("model")
             settings = settings.model_copy(update={"model": str(model)})
         return with_kind_prompts(settings) if self.has_kinds else settings
 
@@ -97,6 +109,20 @@ class EncoderSource(Generic[E]):
         if self.has_kinds:
             kind_prompts(self.settings)
         return model_config(self.settings)
+
+    def width(self) -> int | None:
+        """Width of its vectors; None where only who loads it knows: behind Dense modules, in
+        sentence-transformers' own pipelines.
+
+        Raises:
+            UserError: as `config`.
+        """
+        if self.training is not None:
+            return self.training.output_width()
+        settings: EncoderSettings = resolved(self.settings)
+        if settings.pooling == "pipeline" or read_pipeline(described_in(settings)).dense:
+            return None
+        return self.config().get("hidden_size")
 
     def check(self, max_length: int | None = None) -> None:
         """Compares the settings with the model's configuration.

@@ -6,9 +6,11 @@ of the next token (RoBERTa), the template's space before the sentence belongs to
 A prompt is tokenised with its sentence, as sentence-transformers does.
 """
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -159,6 +161,33 @@ def load_tokenizer(settings: EncoderSettings) -> SentenceTokenizer:
             f"model '{settings.model}': it has no tokenizer files (tokenizer.json or vocab.txt)"
         )
     return SentenceTokenizer(tokenizer, resolved(settings))
+
+
+def save_tokenizer(pretrained: Any, folder: Path) -> None:
+    """Writes a tokenizer of transformers so that older versions load it too."""
+    pretrained.save_pretrained(folder)
+    file = folder / "tokenizer_config.json"
+    about = json.loads(file.read_text(encoding="utf-8"))
+    if about.get("tokenizer_class") == "TokenizersBackend":  # unknown before version 5
+        about["tokenizer_class"] = "PreTrainedTokenizerFast"
+        file.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+
+
+def rebuilt(rust: Any, old: Any) -> Any:
+    """The tokenizer `rust` for transformers, with the special tokens and habits of `old`.
+
+    Not of the model's own class: some of them rebuild the post-processor when loaded.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    named = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
+    special = {f"{name}_token": getattr(old, f"{name}_token", None) for name in named}
+    habits = ("padding_side", "truncation_side", "model_max_length", "model_input_names")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=rust,
+        **{name: token for name, token in special.items() if token},
+        **{name: getattr(old, name) for name in habits},
+    )
 
 
 def load_view_tokenizers(views: Sequence[EncoderSettings]) -> list[SentenceTokenizer]:

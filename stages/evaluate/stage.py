@@ -71,7 +71,7 @@ class Evaluate(Stage):
     def shares(self) -> str:
         # the encoder as it is loaded: batch sizes and devices included
         encoders = [self.encoder, *([self.documents] if self.documents else [])]
-        loaded = [one.settings.model_dump() for one in encoders]
+        loaded = [(one.node, one.settings.model_dump()) for one in encoders]
         return json.dumps((loaded, self.max_length, self.corpus, self.rank_weight), default=str)
 
     def check(self) -> None:
@@ -118,9 +118,9 @@ def plan(graph: Graph) -> None:
     """Student before, every teacher, student after; with what ranks add to rank teachers and to
     the student below each, an aligned student with its teacher's documents, and cut vectors."""
     recipe = graph.recipe
-    encoders = [
-        (EncoderLabel("before", "before"), graph.encoder(recipe.student.encoder()), "student")
-    ]
+    student = graph.student()
+    start: EncoderSource[Any] = replace(student, settings=student.settings.encoder())
+    encoders = [(EncoderLabel("before", "before"), start, "student")]
     encoders += [
         (EncoderLabel("teacher", t.name), graph.encoder(t.encoder()), f"teachers[{number}]")
         for number, t in encoding_teachers(graph)

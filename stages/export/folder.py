@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from stages.encoder.tokenizer import FINAL_PERIOD, SentenceTokenizer
+from stages.encoder.tokenizer import FINAL_PERIOD, SentenceTokenizer, rebuilt, save_tokenizer
 
 
 def export_student(
@@ -117,7 +117,6 @@ def _write_mask_weights(tokenizer: SentenceTokenizer, folder: Path) -> None:
 def _write_template_tokenizer(tokenizer: SentenceTokenizer, target: Path) -> None:
     """The tokenizer with template and final period of its own, in place of the student's."""
     from tokenizers import Regex, Tokenizer, normalizers, processors
-    from transformers import PreTrainedTokenizerFast
 
     old = tokenizer.pretrained
     rust = Tokenizer.from_str(old.backend_tokenizer.to_str())
@@ -140,15 +139,7 @@ def _write_template_tokenizer(tokenizer: SentenceTokenizer, target: Path) -> Non
     if steps:
         old_steps = [] if rust.normalizer is None else [rust.normalizer]
         rust.normalizer = normalizers.Sequence([*steps, *old_steps])
-    named = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
-    special = {f"{name}_token": getattr(old, f"{name}_token", None) for name in named}
-    # not the model's own class: some of them rebuild the post-processor when loaded
-    PreTrainedTokenizerFast(
-        tokenizer_object=rust, **{name: token for name, token in special.items() if token}
-    ).save_pretrained(target)
-    about = json.loads((target / "tokenizer_config.json").read_text())
-    about["tokenizer_class"] = "PreTrainedTokenizerFast"  # its newer name is unknown before 5
-    _write(target / "tokenizer_config.json", about)
+    save_tokenizer(rebuilt(rust, old), target)
 
 
 def _write(file: Path, content: Any) -> None:

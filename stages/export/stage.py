@@ -104,7 +104,7 @@ def plan(graph: Graph) -> None:
     corpus = "corpus:after" if "corpus:after" in graph else ""
     weight = recipe.ranks.inference_weight if recipe.ranks and corpus else None
     student = graph.trained_student()
-    origins = [origin("base model", graph.encoder(recipe.student))]
+    origins = [origin("base model", graph.student())]
     for teacher in recipe.teachers:
         what = f"teacher {teacher.name}"
         known = origin(what, graph.encoder(teacher.encoder())) if teacher.model else None

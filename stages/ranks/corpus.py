@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from stages.errors import UserError
+from stages.principal import fit_and_held_out, random_order, similarity_error
 from stages.ranks.positions import (
     position_dtype,
     rank_factor,
@@ -53,24 +54,22 @@ def sample_rows(num_rows: int, settings: RanksSettings) -> Sample:
             f"ranks.corpus_size is {n:,}, but there are only {num_rows:,} sentences; "
             "lower it or give more text"
         )
-    order = np.argsort(np.random.Philox(key=[settings.seed, n]).random_raw(num_rows), kind="stable")
+    order = random_order(num_rows, settings.seed, n)
     if k is None:
         return Sample(order[:n], order[:0], order[:0])
     room = SAMPLE_BYTES // (n * np.dtype(position_dtype(n)).itemsize)
-    num_held_out = min(HELD_OUT_ROWS, room, num_rows // 10)
-    if num_held_out < 2:
+    fit, held_out = fit_and_held_out(order, min(FIT_ROWS, room), min(HELD_OUT_ROWS, room))
+    if len(held_out) < 2:
         raise UserError(
             f"ranks.dimensions: with {num_rows:,} sentences and a corpus of {n:,} no two are left "
             "to measure the error of compression on; leave it out for exact ranks"
         )
-    num_fit = min(FIT_ROWS, room, num_rows - num_held_out)
-    if k >= num_fit:
+    if k >= len(fit):
         raise UserError(
-            f"ranks.dimensions is {k:,}, but only {num_fit:,} rank vectors can be sampled to fit "
+            f"ranks.dimensions is {k:,}, but only {len(fit):,} rank vectors can be sampled to fit "
             "them on; lower ranks.dimensions, or give more text"
         )
-    held_out = order[num_rows - num_held_out :]
-    return Sample(order[:n], order[num_rows - num_held_out - num_fit :][:num_fit], held_out)
+    return Sample(order[:n], fit, held_out)
 
 
 def check_corpus(vectors_nD: np.ndarray, model: str) -> int:
@@ -163,7 +162,7 @@ def fit_basis(positions_mn: np.ndarray, dimensions: int) -> np.ndarray:
     from scipy.sparse.linalg import eigsh
 
     m, n = positions_mn.shape
-    product = _exact_similarities(positions_mn)
+    product = exact_similarities(positions_mn)
     values, vectors = eigsh(product, k=dimensions, which="LM", v0=np.ones(m, dtype=np.float32))
     if values.min() <= 1e-6 * values.max():
         raise UserError(
@@ -184,44 +183,12 @@ def _factor_blocks(positions_mn: np.ndarray) -> Iterator[tuple[slice, np.ndarray
         yield columns, scaled(positions_mn[:, columns], n)
 
 
-def _exact_similarities(positions_mn: np.ndarray) -> np.ndarray:
+def exact_similarities(positions_mn: np.ndarray) -> np.ndarray:
+    """Spearman's rho of all pairs (m, m) float32."""
     product = np.zeros((len(positions_mn), len(positions_mn)), dtype=np.float32)
     for _, block_mb in _factor_blocks(positions_mn):
         product += block_mb @ block_mb.T
     return product
-
-
-def measure_error(positions: np.ndarray, factors_Nk: np.ndarray) -> dict[str, Any]:
-    """Compressed against exact rank similarity over all pairs of held-out rows.
-
-    Returns:
-        `rmse`, `max`, the exact similarities' standard deviation `spread`, and `tenths`: the pairs
-        whose exact similarity lies in [from, from + 0.1), their number and squared error.
-    """
-    exact = _exact_similarities(positions)
-    above = np.triu_indices(len(positions), 1)
-    truth, error = exact[above], (factors_Nk @ factors_Nk.T - exact)[above]
-    tenth = np.floor(truth * 10).astype(int)
-    return {
-        "rmse": float(np.sqrt((error**2).mean())),
-        "max": float(np.abs(error).max()),
-        "spread": float(truth.std()),
-        "tenths": [
-            {
-                "from": t / 10,
-                "pairs": int((tenth == t).sum()),
-                "squared_error": float((error[tenth == t] ** 2).sum()),
-            }
-            for t in np.unique(tenth).tolist()
-        ],
-    }
-
-
-def band_error(error: dict[str, Any], low: float, high: float) -> tuple[int, float]:
-    """Held-out pairs with exact similarity in [low, high], by whole tenths, and their rmse."""
-    inside = [t for t in error["tenths"] if low - 0.05 < t["from"] < high - 0.05]
-    pairs = sum(t["pairs"] for t in inside)
-    return pairs, (sum(t["squared_error"] for t in inside) / pairs) ** 0.5 if pairs else 0.0
 
 
 def corpus_files(
@@ -249,9 +216,8 @@ def corpus_files(
         basis = fit_basis(fit, settings.dimensions)
         del fit
         held_out = vectors_of(sample.held_out)
-        stats["error"] = measure_error(
-            positions_of(held_out, corpus), compressed_factors(held_out, corpus, basis)
-        )
+        exact = exact_similarities(positions_of(held_out, corpus))
+        stats["error"] = similarity_error(exact, compressed_factors(held_out, corpus, basis))
         stats["fit_rows"], stats["held_out_rows"] = len(sample.fit), len(sample.held_out)
         files["basis.npy"] = npy_bytes(basis)
     return files, stats

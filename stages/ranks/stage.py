@@ -55,7 +55,8 @@ class Corpus(Stage):
         sample_rows(num_rows, self.settings)
 
     def make(self, work: Work, loaded: Any) -> None:
-        from stages.ranks.corpus import band_error, corpus_files
+        from stages.principal import band_error
+        from stages.ranks.corpus import corpus_files
 
         settings, sentences = self.settings, work.input("sentences")
         work.say(f"{settings.corpus_size:,} corpus sentences")

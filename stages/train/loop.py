@@ -14,18 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from stages.encoder.config import num_positions
-from stages.encoder.tokenizer import SentenceTokenizer, pad, token_budget_batches
 from stages.errors import Stopped, UserError
-from stages.evaluate.sets import StsSet
-from stages.evaluate.sts import spearman
-from stages.rows import unit_rows
 from stages.train.checkpoint import Checkpoints, Saved
+from stages.train.dev import HARDLY, Agreement, DevSets
 from stages.train.engine import Engine
 from stages.train.loss import total_loss
 from stages.train.objectives.base import Scores
@@ -33,10 +28,6 @@ from stages.train.objectives.scores import cosines, mix_teachers, row_cosines
 from stages.train.settings import TrainSettings, batch_too_large
 from stages.train.student import step_seed
 from stages.train.views import Batch, BatchReader, TrainingData
-
-# Dev sentences are read at full length, not cut like training sentences: what is selected is the
-# model as it will be used.
-DEV_MAX_LENGTH = 128
 
 
 @dataclass
@@ -87,7 +78,8 @@ class Training:
         self._settings = settings
         self._data = data
         self._checkpoints = checkpoints
-        self._dev_batches = _dev_batches(engine, data.dev) if data.dev else []
+        self._dev = DevSets(engine, data.dev) if data.dev else None
+        self._agreement = Agreement(engine, data) if data.factors else None
         self.progress = Progress()
         self._best: dict[str, Tensor] | None = None
         self.tokens, self.positions = 0, 0  # that this worker was fed since it began
@@ -125,6 +117,8 @@ class Training:
                 row = window.row(progress.step, self.num_steps, rate, engine)
                 if evaluate:
                     row |= self._evaluate()
+                if self._agreement and (evaluate or last):
+                    row["agreement"] = self._agreement()
                 progress.history.append(row)
                 self.tokens += window.tokens
                 self.positions += window.positions
@@ -165,12 +159,20 @@ class Training:
     def warning(self) -> str | None:
         """What is to be said about the result as it is now."""
         progress = self.progress
-        if progress.best_score is not None or not progress.evaluations_since_best:
+        if progress.best_score is None and progress.evaluations_since_best:
+            return (
+                f"no evaluation gave a number ({progress.evaluations_since_best} of them): all "
+                "vectors alike, or gold scores that are. The weights of the last step are the "
+                "result. Look at the loss and at train.dev; a lower train.learning_rate may help."
+            )
+        agreement = progress.history[-1].get("agreement") if progress.history else None
+        if agreement is None or agreement >= HARDLY:
             return None
         return (
-            f"no evaluation gave a number ({progress.evaluations_since_best} of them): all vectors "
-            "alike, or gold scores that are. The weights of the last step are the result. Look at "
-            "the loss and at train.dev; a lower train.learning_rate may help."
+            f"student and teachers hardly agree: Spearman x 100 of their similarities is "
+            f"{agreement:.1f} on training sentences. Do the student, its teachers and the "
+            "sentences share a language? If they do, look at the loss; another "
+            "train.learning_rate or more steps may help."
         )
 
     def save(self, checkpoints: Checkpoints) -> None:
@@ -208,8 +210,8 @@ class Training:
 
     def _evaluate(self) -> dict[str, float]:
         """Dev scores of the present step, which may be the best."""
-        progress = self.progress
-        scores = _dev_scores(self.engine, self._data, self._dev_batches)
+        assert self._dev is not None
+        progress, scores = self.progress, self._dev.scores()
         mean = sum(scores.values()) / len(scores)
         # nan (all vectors alike, say) is no score: it never wins, not even over none
         if math.isfinite(mean) and (progress.best_score is None or mean > progress.best_score):
@@ -307,50 +309,3 @@ def peak_memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _dev_batches(engine: Engine, dev: list[StsSet]) -> list[tuple[np.ndarray, Tensor, Tensor]]:
-    """Distinct dev sentences, tokenised once, in batches that every worker cuts alike."""
-    encoder = engine.student.encoder
-    positions = num_positions(encoder.backbone.config.to_dict())
-    length = min(DEV_MAX_LENGTH, positions or DEV_MAX_LENGTH)
-    settings = encoder.settings.model_copy(update={"max_length": length})
-    rows = SentenceTokenizer(encoder.tokenizer.pretrained, settings)(_distinct(dev))
-    lengths = np.array([len(row) for row in rows])
-    batches = []
-    for batch in token_budget_batches(lengths, encoder.settings.tokens_per_batch):
-        ids, mask = pad([rows[i] for i in batch], encoder.tokenizer.pad_id)
-        tensors = [torch.from_numpy(x).to(encoder.device) for x in (ids, mask)]
-        batches.append((batch, tensors[0], tensors[1]))
-    return batches
-
-
-def _distinct(dev: list[StsSet]) -> list[str]:
-    return list(dict.fromkeys(text for one in dev for text in one.sentence1 + one.sentence2))
-
-
-def _dev_scores(
-    engine: Engine, data: TrainingData, batches: list[tuple[np.ndarray, Tensor, Tensor]]
-) -> dict[str, float]:
-    """Spearman x 100 on each dev set's pairs; the sentences are spread over the workers."""
-    texts = _distinct(data.dev)
-    vectors = torch.zeros(
-        len(texts), engine.student.encoder.dimension, device=engine.student.encoder.device
-    )
-    engine.student.eval()
-    # every worker runs the same number of forwards (ZeRO-3 gathers weights in each)
-    for turn in range(0, len(batches), engine.num_workers):
-        mine = turn + engine.rank
-        rows, ids, mask = batches[min(mine, len(batches) - 1)]
-        with torch.no_grad():
-            found, _ = engine.forward(ids, mask, {})
-        if mine < len(batches):
-            vectors[torch.from_numpy(rows)] = found
-    unit = unit_rows(engine.sum_over_workers(vectors).cpu().numpy())
-    row_of = {text: row for row, text in enumerate(texts)}
-    scores = {}
-    for one in data.dev:
-        left = unit[[row_of[text] for text in one.sentence1]]
-        right = unit[[row_of[text] for text in one.sentence2]]
-        scores[one.name] = 100 * spearman((left * right).sum(1), one.gold)
-    return scores

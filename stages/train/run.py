@@ -140,4 +140,6 @@ def _training_line(row: dict[str, Any]) -> str:
     if "dev_spearman" in row:
         score = row["dev_spearman"]
         text += f"  dev Spearman {score:.2f}" + " (no number, never chosen)" * math.isnan(score)
+    if "agreement" in row:
+        text += f"  agreement with its teachers {row['agreement']:.2f}"
     return text

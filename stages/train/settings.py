@@ -23,6 +23,7 @@ from stages.train.objectives.replaced_token import ReplacedToken
 from stages.train.objectives.similarity_regression import SimilarityRegression
 from stages.train.objectives.soft_negative import SoftNegative
 from stages.train.objectives.vector_regression import VectorRegression
+from stages.vocabulary.settings import VocabularySettings
 
 
 class StudentSettings(EncoderSettings):
@@ -70,6 +71,12 @@ class StudentSettings(EncoderSettings):
         [],
         description="Further widths (Matryoshka): that many leading coordinates are trained to be "
         "good vectors too, so that vectors may be cut. The whole width is always trained.",
+    )
+
+    vocabulary: VocabularySettings | None = added(
+        None,
+        description="Keep only the tokens that the recipe's texts use, and their embeddings: "
+        "{min_count: 1}. null: the whole vocabulary.",
     )
 
     @model_validator(mode="after")

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from stages.contract import Artifact, Fingerprinted, Resources, Stage, Work, Workers
-from stages.encoder.config import described_in, read_pipeline
 from stages.encoder.source import EncoderSource
 from stages.packages import need
 from stages.planning import Graph
@@ -70,10 +69,9 @@ class Train(Stage):
             self.settings.dev.check()
 
     def _check_widths(self) -> None:
-        settings, width = self.student.settings, self.student.config().get("hidden_size")
-        mapped = not self.student.training and read_pipeline(described_in(settings)).dense
-        if width and not (settings.aligned or mapped):  # else only training knows the width
-            check_widths(settings.dimensions, width)
+        width = self.output_width()
+        if width is not None:
+            check_widths(self.student.settings.dimensions, width)
 
     def check_rows(self, num_rows: int) -> None:
         if self.settings.batch_size > num_rows:
@@ -91,6 +89,10 @@ class Train(Stage):
         count = len(layers) if isinstance(layers, list) else layers
         return self.student.config() | ({} if count is None else {"num_hidden_layers": count})
 
+    def output_width(self) -> int | None:
+        """Width of the trained student's vectors; of an aligned one only training knows it."""
+        return None if self.student.settings.aligned else self.student.width()
+
     def report(self, artifact: Artifact) -> dict[str, str | list[dict[str, Any]]]:
         lines = artifact.file_path("metrics/metrics.jsonl").read_text().splitlines()
         return {"Training": [json.loads(line) for line in lines]}
@@ -103,7 +105,7 @@ class Train(Stage):
 
 def plan(graph: Graph) -> None:
     recipe = graph.recipe
-    objectives, student = recipe.train.objectives, graph.encoder(recipe.student)
+    objectives, student = recipe.train.objectives, graph.student()
     names = [source.name for source in recipe.perturb]
     rewrites = [f"tokens:{name}" for name in names]
     negatives = [f"tokens:{name}+negatives" for name in names if objectives.needs_negatives]

@@ -17,7 +17,7 @@ from stages.encoder.dense import save_dense
 from stages.encoder.model import Encoder, load_encoder, set_dropout
 from stages.encoder.settings import EncoderSettings
 from stages.encoder.static import save_static
-from stages.encoder.tokenizer import SentenceTokenizer, load_view_tokenizers
+from stages.encoder.tokenizer import SentenceTokenizer, load_view_tokenizers, save_tokenizer
 from stages.errors import UserError
 from stages.rows import FactorRows
 from stages.train.auxiliary import AuxiliaryInput, GlobalBatchNorm, build_auxiliary
@@ -265,7 +265,7 @@ def save_encoder(encoder: Encoder, weights: dict[str, Tensor], folder: Path) -> 
     encoder.backbone.save_pretrained(
         folder, state_dict=own | encoder.unused_weights, safe_serialization=True
     )
-    encoder.tokenizer.pretrained.save_pretrained(folder)
+    save_tokenizer(encoder.tokenizer.pretrained, folder)
     write_about(encoder.settings, folder, save_dense(encoder.dense, dense, folder))
 
 

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from stages.encoder.dense import Dense
 from stages.encoder.model import Encoder
 from stages.errors import UserError
+from stages.principal import principal_directions
 from stages.rows import FactorRows
 from stages.train.auxiliary import AuxiliaryInput
 from stages.train.objectives.vector_regression import VectorRegression, vector_regression
@@ -112,8 +113,7 @@ def principal_projection(vectors: np.ndarray, dimension: int) -> nn.Linear:
     About the origin, as cosines are; columns beyond D_t are 0.
     """
     width = vectors.shape[1]
-    _, directions = np.linalg.eigh(vectors.T.astype(np.float64) @ vectors)
-    leading = directions[:, ::-1][:, :dimension].copy()
+    leading = principal_directions(vectors, dimension)
     linear = nn.Linear(dimension, width, bias=False)
     with torch.no_grad():
         linear.weight.zero_()

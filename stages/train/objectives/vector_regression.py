@@ -31,7 +31,8 @@ class VectorRegression(Objective):
     distance: Literal["cosine", "mse"] = Field(
         "cosine",
         description="cosine: 1 - cos(P u, f). mse: mean squared difference of the coordinates of "
-        "P u / |P u| and f, which is 2 / width times the cosine form.",
+        "P u / |P u| and f, which is 2 / width times the cosine form (where factor_width made f "
+        "shorter than 1, times its length too, and a constant).",
     )
     projection: Literal["auto", "learned", "none"] = Field(
         "auto",

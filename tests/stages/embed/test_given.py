@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stages.embed import given
-from stages.embed.given import VectorsSettings, join
+from stages.embed.given import Matching, VectorsSettings, join
 from stages.errors import UserError
 from stages.rows import unit_rows
 from stages.sentences.index import SentenceIndex
@@ -34,7 +34,8 @@ def vectors():
 def joined(tmp_path, corpus, **settings):
     chosen = VectorsSettings(**settings)
     index = SentenceIndex([corpus[:12], corpus[12:]], by_text=chosen.id_column is None)
-    return join(chosen, "teachers[0].vectors", "NFC", index, tmp_path / "joined")
+    matching = Matching(chosen, "teachers[0].vectors", "NFC", index)
+    return join(matching, tmp_path / "joined"), matching
 
 
 def same(found, vectors):
@@ -54,16 +55,16 @@ def test_a_matrix_of_any_type_and_length_of_its_rows(tmp_path, corpus, vectors, 
     scaled = vectors.astype(dtype)
     if dtype != np.float16:
         scaled *= dtype(scale)
-    found = joined(tmp_path, corpus, **matrix(tmp_path, scaled, corpus))
-    same(found.factors, vectors.astype(dtype))
-    assert not len(found.missing) and found.num_unknown == found.num_twice == 0
+    found, matching = joined(tmp_path, corpus, **matrix(tmp_path, scaled, corpus))
+    same(found, vectors.astype(dtype))
+    assert not len(matching.missing) and matching.num_unknown == matching.num_twice == 0
 
 
 def test_a_matrix_is_joined_by_id(tmp_path, corpus, vectors):
     order = np.random.default_rng(1).permutation(N)
     paths = matrix(tmp_path, vectors[order], map(str, order))
-    found = joined(tmp_path, corpus, **paths, sentence_column=None, id_column="id")
-    same(found.factors, vectors)
+    found, _ = joined(tmp_path, corpus, **paths, sentence_column=None, id_column="id")
+    same(found, vectors)
 
 
 def test_a_matrix_finds_its_sentences_by_text(tmp_path, corpus, vectors):
@@ -71,9 +72,9 @@ def test_a_matrix_finds_its_sentences_by_text(tmp_path, corpus, vectors):
     order = np.random.default_rng(1).permutation(N)
     texts = ["Of no corpus.", *(f" {corpus[i]}  " for i in order), corpus[3], ""]
     rows = np.concatenate([vectors[:1], vectors[order], -vectors[3:4], vectors[:1]])
-    found = joined(tmp_path, corpus, **matrix(tmp_path, rows, texts))
-    same(found.factors, vectors)
-    assert (found.num_unknown, found.num_twice, len(found.missing)) == (2, 1, 0)
+    found, matching = joined(tmp_path, corpus, **matrix(tmp_path, rows, texts))
+    same(found, vectors)
+    assert (matching.num_unknown, matching.num_twice, len(matching.missing)) == (2, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -87,15 +88,15 @@ def test_parquet_by_text_and_by_id(tmp_path, corpus, vectors, kind):
     table = {"text": [corpus[i] for i in order], "n": order, "vector": cells}
     pq.write_table(pa.table(table), tmp_path / "v.parquet", row_group_size=8)
     for key in ({}, {"sentence_column": None, "id_column": "n"}):
-        found = joined(tmp_path, corpus, path=str(tmp_path / "v.parquet"), **key)
-        same(found.factors, exact)
+        found, _ = joined(tmp_path, corpus, path=str(tmp_path / "v.parquet"), **key)
+        same(found, exact)
 
 
 def test_sentences_without_a_vector_are_counted(tmp_path, corpus, vectors):
     table = {"text": corpus[2:], "vector": list(vectors[2:])}
     pq.write_table(pa.table(table), tmp_path / "v.parquet")
-    found = joined(tmp_path, corpus, path=str(tmp_path / "v.parquet"))
-    assert list(found.missing) == [0, 1]
+    _, matching = joined(tmp_path, corpus, path=str(tmp_path / "v.parquet"))
+    assert list(matching.missing) == [0, 1]
 
 
 def with_value(vectors, value):

@@ -13,14 +13,14 @@ from scipy.stats import rankdata, spearmanr
 from stages.encoder.model import load_for_inference
 from stages.encoder.settings import EncoderSettings
 from stages.errors import UserError
+from stages.principal import band_error, similarity_error
 from stages.ranks import corpus as corpus_module
 from stages.ranks.corpus import (
     Ranker,
-    band_error,
     check_corpus,
     corpus_files,
+    exact_similarities,
     fit_basis,
-    measure_error,
     positions_of,
     sample_rows,
 )
@@ -99,10 +99,14 @@ def projected(positions, basis):
     return rank_factor(positions) @ basis
 
 
+def measured_error(positions, basis):
+    return similarity_error(exact_similarities(positions), projected(positions, basis))
+
+
 def test_the_error_of_a_basis_is_that_of_the_products():
     basis = fit_basis(low_rank_positions(200), 20)
     held_out = low_rank_positions(50, seed=5)
-    error = measure_error(held_out, projected(held_out, basis))
+    error = measured_error(held_out, basis)
     exact, short = rank_factor(held_out), projected(held_out, basis)
     above = np.triu_indices(50, 1)
     truth, difference = (exact @ exact.T)[above], (short @ short.T - exact @ exact.T)[above]
@@ -117,12 +121,12 @@ def test_the_error_of_a_basis_is_that_of_the_products():
 def test_more_dimensions_err_less_and_no_other_basis_errs_less():
     fit = low_rank_positions(200)
     bases = {k: fit_basis(fit, k) for k in (2, 6, 20, 60)}
-    errors = [measure_error(fit, projected(fit, basis))["rmse"] for basis in bases.values()]
+    errors = [measured_error(fit, basis)["rmse"] for basis in bases.values()]
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] < 0.05 < errors[0]
     np.testing.assert_allclose(bases[20].T @ bases[20], np.eye(20), atol=1e-3)
     other = np.linalg.qr(vectors(300, 6))[0]
-    assert errors[1] < measure_error(fit, projected(fit, other))["rmse"]
+    assert errors[1] < measured_error(fit, other)["rmse"]
 
 
 def test_the_sample_is_a_function_of_size_and_seed_and_keeps_its_parts_apart():

@@ -194,7 +194,7 @@ def test_workers_and_zero_stages_agree_with_the_plain_engine(
     expected, expected_weights = plain[case]
     _, settings = settings_of(case, folder)
     parts = [name for name, one in settings.objectives if one is not None]
-    keys = ("loss", "gradient_norm", "dev_spearman", *parts)
+    keys = ("loss", "gradient_norm", "dev_spearman", "agreement", *parts)
     rows = json.loads((out / f"{case}-{workers}-{zero_stage}.json").read_text())
     figures, expected_figures = (
         [row[key] for row in found for key in keys if key in row] for found in (rows, expected)

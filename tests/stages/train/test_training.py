@@ -1,9 +1,13 @@
 """The loop without Ray: order, exact resume, teachers from cache, bad input."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from scipy.stats import spearmanr
+from sklearn.metrics.pairwise import cosine_similarity
 
 from stages.embed.embedder import Embedder
 from stages.encoder.settings import EncoderSettings
@@ -292,10 +296,10 @@ def test_warm_up_and_decay():
 
 def scored(monkeypatch, *means):
     """Dev scores as given, evaluation by evaluation."""
-    import stages.train.loop
+    from stages.train.dev import DevSets
 
     left = iter(means)
-    monkeypatch.setattr(stages.train.loop, "_dev_scores", lambda *_: {"dev": next(left)})
+    monkeypatch.setattr(DevSets, "scores", lambda _: {"dev": next(left)})
 
 
 NAN = float("nan")
@@ -334,3 +338,54 @@ def test_without_any_dev_score_the_last_step_is_the_result_and_that_is_said(
     assert (result.progress.best_score, result.progress.best_step) == (None, 10)
     assert same(result.weights, undisturbed.weights)
     assert training.warning and "no evaluation gave a number" in training.warning
+
+
+def test_agreement_is_spearman_of_all_pairs_similarities(data, student_folder):
+    """Against scipy's, on vectors that the trained student's encoder makes one by one."""
+    chosen = StudentSettings(
+        model=str(student_folder), pooling="mean", max_length=16, device="cpu", dropout=0.0
+    )
+    settings = settings_of(data_dev=False, max_steps=3)
+    engine = PlainEngine(build_student(chosen, settings.objectives, 1, autocast=False), settings)
+    rows = []
+    train(engine, settings, data, on_metrics=rows.append)
+    assert [("agreement" in row) for row in rows] == [False, False, True]
+    encoder, tokenizer = engine.student.encoder.eval(), engine.student.tokenizers[0]
+    vectors = []
+    for ids in tokenizer.wrap(data.tokens.take(np.arange(150))):
+        with torch.no_grad():
+            vectors.append(encoder(*map(torch.from_numpy, pad([ids], 0)))[0].numpy())
+    own = cosine_similarity(np.stack(vectors))
+    teacher = cosine_similarity(data.factors[0].take(np.arange(150)))
+    pairs = np.triu_indices(150, 1)
+    expected = 100 * spearmanr(own[pairs], teacher[pairs]).statistic
+    assert rows[-1]["agreement"] == pytest.approx(expected, abs=0.02)
+
+
+def test_a_student_that_cannot_follow_its_teacher_is_said(data, student_folder):
+    """As when neither reads the other's language: teacher vectors that have nothing to do with
+    the sentences."""
+    settings = settings_of(max_steps=5)
+
+    def warning_of(factors):
+        chosen = StudentSettings(model=str(student_folder), pooling="mean", max_length=16)
+        built = build_student(chosen, settings.objectives, settings.seed, autocast=False)
+        taught = replace(data, factors=[factors])
+        training = Training(PlainEngine(built, settings), settings, taught)
+        list(training.rows())
+        return training.warning
+
+    random = np.random.default_rng(0).normal(size=(150, 8)).astype(np.float32)
+    assert "hardly agree" in warning_of(Given(random))
+    assert warning_of(data.factors[0]) is None
+
+
+class Given:
+    """Factors in memory, in the shape of `FactorRows`."""
+
+    def __init__(self, vectors):
+        self.vectors = torch.nn.functional.normalize(torch.from_numpy(vectors), dim=1).numpy()
+        self.num_rows = len(vectors)
+
+    def take(self, rows):
+        return self.vectors[rows]

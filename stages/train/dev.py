@@ -1,0 +1,95 @@
+"""What a student is worth while it trains: scores on dev sets, and agreement with its teachers."""
+
+import numpy as np
+import torch
+
+from stages.encoder.config import num_positions
+from stages.encoder.tokenizer import SentenceTokenizer, pad, token_budget_batches
+from stages.evaluate.sets import StsSet
+from stages.evaluate.sts import spearman
+from stages.rows import unit_rows
+from stages.train.engine import Engine
+from stages.train.views import TrainingData
+
+# Dev sentences are read at full length, not cut like training sentences: what is selected is the
+# model as it will be used.
+DEV_MAX_LENGTH = 128
+# Sentences whose similarities to each other are compared with the teachers' (130,816 pairs).
+AGREEMENT_ROWS = 512
+# Agreement below which nothing can have been learned.
+HARDLY = 10.0
+
+
+class DevSets:
+    """Spearman x 100 on each dev set's pairs, as often as asked for."""
+
+    def __init__(self, engine: Engine, dev: list[StsSet]) -> None:
+        encoder = engine.student.encoder
+        positions = num_positions(encoder.backbone.config.to_dict())
+        length = min(DEV_MAX_LENGTH, positions or DEV_MAX_LENGTH)
+        settings = encoder.settings.model_copy(update={"max_length": length})
+        tokenizer = SentenceTokenizer(encoder.tokenizer.pretrained, settings)
+        texts = dict.fromkeys(text for one in dev for text in one.sentence1 + one.sentence2)
+        self._row_of = {text: row for row, text in enumerate(texts)}
+        self._sets = dev
+        self._vectors = _Vectors(engine, tokenizer(list(texts)))
+
+    def scores(self) -> dict[str, float]:
+        """By set; of the student as it is now."""
+        unit, row_of = self._vectors(), self._row_of
+        scores = {}
+        for one in self._sets:
+            left = unit[[row_of[text] for text in one.sentence1]]
+            right = unit[[row_of[text] for text in one.sentence2]]
+            scores[one.name] = 100 * spearman((left * right).sum(1), one.gold)
+        return scores
+
+
+class Agreement:
+    """Spearman x 100 of student's and teachers' similarities, over all pairs of some hundred
+    training sentences. The teachers' are mixed as in RankCSE Eq. 6."""
+
+    def __init__(self, engine: Engine, data: TrainingData) -> None:
+        known = np.arange(data.tokens.num_rows) if data.rows is None else data.rows
+        count = min(AGREEMENT_ROWS, len(known))
+        rows = np.random.default_rng(0).choice(known, count, replace=False)
+        self._pairs = np.triu_indices(count, 1)
+        weights = np.array(data.teacher_weights) / sum(data.teacher_weights)
+        factors = [factor.take(rows) for factor in data.factors]
+        mixed = sum(w * f @ f.T for w, f in zip(weights, factors, strict=True))
+        self._teachers = np.asarray(mixed)[self._pairs]
+        self._vectors = _Vectors(engine, engine.student.tokenizers[0].wrap(data.tokens.take(rows)))
+
+    def __call__(self) -> float:
+        """Of the student as it is now; 0 where either side's similarities are all alike."""
+        unit = self._vectors()
+        return float(np.nan_to_num(100 * spearman((unit @ unit.T)[self._pairs], self._teachers)))
+
+
+class _Vectors:
+    """Sentences, tokenised once, in batches that every worker cuts alike."""
+
+    def __init__(self, engine: Engine, rows: list[np.ndarray]) -> None:
+        encoder = engine.student.encoder
+        self._engine, self._count = engine, len(rows)
+        self._batches = []
+        lengths = np.array([len(row) for row in rows])
+        for batch in token_budget_batches(lengths, encoder.settings.tokens_per_batch):
+            ids, mask = pad([rows[i] for i in batch], encoder.tokenizer.pad_id)
+            tensors = [torch.from_numpy(x).to(encoder.device) for x in (ids, mask)]
+            self._batches.append((batch, tensors[0], tensors[1]))
+
+    def __call__(self) -> np.ndarray:
+        """Unit rows (N, D) of the student's present vectors; they are spread over the workers."""
+        engine, encoder = self._engine, self._engine.student.encoder
+        vectors = torch.zeros(self._count, encoder.dimension, device=encoder.device)
+        engine.student.eval()
+        # every worker runs the same number of forwards (ZeRO-3 gathers weights in each)
+        for turn in range(0, len(self._batches), engine.num_workers):
+            mine = turn + engine.rank
+            rows, ids, mask = self._batches[min(mine, len(self._batches) - 1)]
+            with torch.no_grad():
+                found, _ = engine.forward(ids, mask, {})
+            if mine < len(self._batches):
+                vectors[torch.from_numpy(rows)] = found
+        return unit_rows(engine.sum_over_workers(vectors).cpu().numpy())
