@@ -286,6 +286,6 @@ def test_what_is_wrong_is_said(folder, changes, message):
             load_recipe(
                 str(folder / "search.yaml"), ["storage=" + str(folder / "bad"), *changes]
             ),
-            "sentences", "embed",
+            "embed:t",
         )  # fmt: skip
     assert not list(Path(folder / "bad").glob("*/*/manifest.json")) or "qery" in message
