@@ -12,30 +12,25 @@ INSTALL := $(BIN)/python -m pip install --quiet --no-compile
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # templates are no modules
 
 .PHONY: quickstart test test-all lint
-.PHONY: test-quick test-ray test-cluster test-long
+.PHONY: test-quick test-ray
 .DEFAULT_GOAL := quickstart
 
 quickstart: $(VENV)/.quickstart
 	$(BIN)/sentray run recipes/quickstart.yaml
 
-# Two processes each: what uses Ray waits for processes most of the time.
+# Two processes: what uses Ray waits for processes most of the time. Not so the long tests, whose
+# clusters of several nodes keep both cores busy: side by side each took twice as long.
 test: $(VENV)/.dev
 	$(MAKE) --jobs=2 test-ray test-quick
 
 test-all: test
-	$(MAKE) --jobs=2 test-cluster test-long
+	$(BIN)/python -m pytest tests -m thorough
 
 test-quick:
 	$(BIN)/python -m pytest tests -m "not thorough and not ray"
 
 test-ray:
 	$(BIN)/python -m pytest tests -m "not thorough and ray"
-
-test-cluster:
-	$(BIN)/python -m pytest tests/cluster -m thorough
-
-test-long:
-	$(BIN)/python -m pytest tests --ignore=tests/cluster -m thorough
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
