@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyarrow import fs as pafs
 
 from stages.errors import StorageError, UserError
-from stages.object_store import create_object
+from stages.object_store import NoConditionalWrites, create_object, read_object
 
 REQUESTS_AT_ONCE = 16
 
@@ -78,6 +78,21 @@ class Root:
         """
         with self._readable_errors(), self.fs.open_input_stream(self.path(name)) as stream:
             return bytes(stream.read())
+
+    def read_now(self, name: str) -> bytes:
+        """A small file that others write and delete meanwhile, as it is at one moment.
+
+        Arrow asks an object store twice, for the size and then for the content: of a file that
+        changed in between it gives the first's size with bytes of neither, and for one that went an
+        internal error.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        if not self.is_local:
+            with suppress(NoConditionalWrites):  # who writes such files says so (`create`)
+                return read_object(self.uri, name)
+        return self.read(name)
 
     def read_all(self, names: Iterable[str]) -> Sequence[bytes]:
         """Whole files, in order: a request each, REQUESTS_AT_ONCE of them under way.

@@ -1,9 +1,12 @@
-"""What Arrow's file systems lack: an object that is written only if there is none.
+"""What Arrow's file systems lack: an object that is written only if there is none, and one that is
+read in a single request.
 
-S3, Google's store and most of their kin decide that themselves (`If-None-Match`). The client is
-obstore: Arrow has none (apache/arrow#44281).
+S3, Google's store and most of their kin decide the first themselves (`If-None-Match`). The client
+is obstore: Arrow has none (apache/arrow#44281).
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -22,19 +25,40 @@ def create_object(uri: str, name: str, data: bytes) -> bool:
     Raises:
         NoConditionalWrites: the store does not know how, or refuses.
     """
+    with _client() as obstore:
+        try:
+            obstore.put(_store(uri), f"{_prefix(uri)}{name}", data, mode="create")
+        except obstore.exceptions.AlreadyExistsError:
+            return False
+    return True
+
+
+def read_object(uri: str, name: str) -> bytes:
+    """The object `name` below a root, as it is at one moment.
+
+    Raises:
+        FileNotFoundError: there is none.
+        NoConditionalWrites: the store is not one of those that know how, or refuses.
+    """
+    with _client() as obstore:
+        return bytes(obstore.get(_store(uri), f"{_prefix(uri)}{name}").bytes())
+
+
+@contextmanager
+def _client() -> Iterator[Any]:
+    """obstore; what it cannot do is said."""
     try:
         import obstore
-        from obstore.exceptions import AlreadyExistsError, BaseError
+        import obstore.exceptions
     except ModuleNotFoundError:
         raise NoConditionalWrites("it needs pip install 'sentray[cluster]'") from None
     try:
-        obstore.put(_store(uri), f"{_prefix(uri)}{name}", data, mode="create")
-    except AlreadyExistsError:
-        return False
-    except (BaseError, NotImplementedError, OSError) as error:
+        yield obstore
+    except FileNotFoundError:
+        raise
+    except (obstore.exceptions.BaseError, NotImplementedError, OSError) as error:
         line = (str(error).splitlines() or [type(error).__name__])[0]
         raise NoConditionalWrites(line[:200]) from None
-    return True
 
 
 def _prefix(uri: str) -> str:

@@ -187,7 +187,7 @@ class Leases:
             return 0, b""
         number = int(names[-1][:6])
         try:
-            return number, self._root.read(_file(folder, number))
+            return number, self._root.read_now(_file(folder, number))
         except FileNotFoundError:  # given back in between
             return 0, b""
 

@@ -9,6 +9,7 @@ from stages.evaluate.sets import StsSet
 from stages.evaluate.sts import spearman
 from stages.rows import unit_rows
 from stages.train.engine import Engine
+from stages.train.objectives.scores import mix_teachers
 from stages.train.views import TrainingData
 
 # Dev sentences are read at full length, not cut like training sentences: what is selected is the
@@ -45,25 +46,20 @@ class DevSets:
         return scores
 
 
-class Agreement:
-    """Spearman x 100 of student's and teachers' similarities, over all pairs of some hundred
-    training sentences. The teachers' are mixed as in RankCSE Eq. 6."""
+def agreement(engine: Engine, data: TrainingData) -> float:
+    """Spearman x 100 of the student's and its teachers' similarities, over all pairs of some
+    hundred training sentences; 0 where either side's are all alike.
 
-    def __init__(self, engine: Engine, data: TrainingData) -> None:
-        known = np.arange(data.tokens.num_rows) if data.rows is None else data.rows
-        count = min(AGREEMENT_ROWS, len(known))
-        rows = np.random.default_rng(0).choice(known, count, replace=False)
-        self._pairs = np.triu_indices(count, 1)
-        weights = np.array(data.teacher_weights) / sum(data.teacher_weights)
-        factors = [factor.take(rows) for factor in data.factors]
-        mixed = sum(w * f @ f.T for w, f in zip(weights, factors, strict=True))
-        self._teachers = np.asarray(mixed)[self._pairs]
-        self._vectors = _Vectors(engine, engine.student.tokenizers[0].wrap(data.tokens.take(rows)))
-
-    def __call__(self) -> float:
-        """Of the student as it is now; 0 where either side's similarities are all alike."""
-        unit = self._vectors()
-        return float(np.nan_to_num(100 * spearman((unit @ unit.T)[self._pairs], self._teachers)))
+    The teachers' are mixed as in RankCSE Eq. 6. Some tenths of a second: for a training's end.
+    """
+    known = np.arange(data.tokens.num_rows) if data.rows is None else data.rows
+    count = min(AGREEMENT_ROWS, len(known))
+    rows = np.random.default_rng(0).choice(known, count, replace=False)
+    factors = [torch.from_numpy(factor.take(rows)) for factor in data.factors]
+    teachers = mix_teachers(factors, data.teacher_weights).numpy()
+    unit = _Vectors(engine, engine.student.tokenizers[0].wrap(data.tokens.take(rows)))()
+    pairs = np.triu_indices(count, 1)
+    return float(np.nan_to_num(100 * spearman((unit @ unit.T)[pairs], teachers[pairs])))
 
 
 class _Vectors:

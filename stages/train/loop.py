@@ -20,7 +20,7 @@ from torch import Tensor
 
 from stages.errors import Stopped, UserError
 from stages.train.checkpoint import Checkpoints, Saved
-from stages.train.dev import HARDLY, Agreement, DevSets
+from stages.train.dev import HARDLY, DevSets, agreement
 from stages.train.engine import Engine
 from stages.train.loss import total_loss
 from stages.train.objectives.base import Scores
@@ -79,7 +79,6 @@ class Training:
         self._data = data
         self._checkpoints = checkpoints
         self._dev = DevSets(engine, data.dev) if data.dev else None
-        self._agreement = Agreement(engine, data) if data.factors else None
         self.progress = Progress()
         self._best: dict[str, Tensor] | None = None
         self.tokens, self.positions = 0, 0  # that this worker was fed since it began
@@ -117,8 +116,8 @@ class Training:
                 row = window.row(progress.step, self.num_steps, rate, engine)
                 if evaluate:
                     row |= self._evaluate()
-                if self._agreement and (evaluate or last):
-                    row["agreement"] = self._agreement()
+                if self.is_over and self._data.factors:
+                    row["agreement"] = agreement(engine, self._data)
                 progress.history.append(row)
                 self.tokens += window.tokens
                 self.positions += window.positions
@@ -165,12 +164,12 @@ class Training:
                 "vectors alike, or gold scores that are. The weights of the last step are the "
                 "result. Look at the loss and at train.dev; a lower train.learning_rate may help."
             )
-        agreement = progress.history[-1].get("agreement") if progress.history else None
-        if agreement is None or agreement >= HARDLY:
+        agreed = progress.history[-1].get("agreement") if progress.history else None
+        if agreed is None or agreed >= HARDLY:
             return None
         return (
             f"student and teachers hardly agree: Spearman x 100 of their similarities is "
-            f"{agreement:.1f} on training sentences. Do the student, its teachers and the "
+            f"{agreed:.1f} on training sentences. Do the student, its teachers and the "
             "sentences share a language? If they do, look at the loss; another "
             "train.learning_rate or more steps may help."
         )

@@ -2,6 +2,8 @@
 
 import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
@@ -49,3 +51,26 @@ def test_many_files_are_read_in_order(tmp_path):
     assert list(root.read_all(reversed(names))) == [name.encode() for name in reversed(names)]
     with pytest.raises(FileNotFoundError):
         root.read_all([*names, "many/50.bin"])
+
+
+@pytest.mark.parametrize("kind", ["folder", "bucket"])
+def test_a_file_that_changes_is_read_whole_or_not_there(kind, tmp_path, request):
+    where = (
+        request.getfixturevalue("bucket").format(tmp_path.name) if kind == "bucket" else tmp_path
+    )
+    root, texts = Root(str(where)), [b"a" * 90, b"b" * 300]
+    seen = set()
+
+    def change():
+        for _ in range(40):
+            for text in texts:
+                root.write("lease.json", text)
+            root.delete("lease.json")
+
+    with ThreadPoolExecutor(1) as pool:
+        changing = pool.submit(change)
+        while not changing.done():
+            with suppress(FileNotFoundError):
+                seen.add(root.read_now("lease.json"))
+        changing.result()
+    assert seen == set(texts)
