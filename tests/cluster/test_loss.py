@@ -243,7 +243,7 @@ def test_two_people_submit_the_same_at_once_and_the_first_is_killed(
     assert contents(root) == contents(Root(str(tmp_path / "undisturbed")))
 
 
-@pytest.mark.parametrize(("workers", "num_steps"), [(1, 2000), (2, 500)])
+@pytest.mark.parametrize(("workers", "num_steps"), [(1, 800), (2, 400)])
 def test_a_machine_that_leaves_with_notice_loses_nothing(
     lab, nodes, root, recipe, cluster_file, workers, num_steps
 ):
