@@ -119,12 +119,7 @@ def text_columns(file: Path, kind: str) -> list[str]:
     lines = (line for _, line in _lines(file, table) if isinstance(line, str) and line.strip())
     first = next(lines, "")
     if kind == "jsonl":
-        try:
-            row = json.loads(first)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{file}, first line: not JSON ({error})") from None
-        if not isinstance(row, dict):
-            raise UserError(f"{file}, first line: not a JSON object")
+        row = _json_object(first, f"{file}, first line")
         return [key for key, value in row.items() if isinstance(value, str)]
     if kind in ("tsv", "csv"):
         return next(csv.reader([first], **_dialect(tab=kind == "tsv")), [])
@@ -212,13 +207,17 @@ def _jsonl(file: Path, table: Table) -> Iterator[Row]:
             yield line
         elif line.strip():
             where = f"{file}, line {number}"
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise UserError(f"{where}: not JSON ({error})") from None
-            if not isinstance(row, dict):
-                raise UserError(f"{where}: not a JSON object")
-            yield _cells(row, table, where)
+            yield _cells(_json_object(line, where), table, where)
+
+
+def _json_object(text: str, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}: not JSON ({error})") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: not a JSON object")
+    return row
 
 
 def _delimited(file: Path, table: Table, tab: bool) -> Iterator[Row]:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from functools import partial
 
 import pytest
 import yaml
@@ -18,6 +19,7 @@ from tune.trials import TrialLog
 pytestmark = pytest.mark.thorough
 
 NUM_SHARDS = 60
+until = partial(wait_until, pause=0.3)
 
 
 @pytest.fixture
@@ -166,7 +168,7 @@ def test_two_training_workers_lose_a_machine(lab, nodes, root, recipe, tmp_path,
         lab("submit", "recipe.yaml", "--cluster", "lab", "run", "--only", stage)
     job = submitted(lab, "run", "--only", "train")
 
-    wait_until(lambda: checkpoints(root))
+    until(lambda: checkpoints(root))
     nodes.kill(2)
     nodes.start_worker(3)
     out = lab("jobs", "logs", job, "--cluster", "lab")
@@ -183,7 +185,7 @@ def test_a_machine_that_joins_late_is_used(lab, nodes, root, recipe):
     recipe("sentences.rows_per_shard=8")  # work for a minute, longer than a machine takes to join
     lab("submit", "recipe.yaml", "--cluster", "lab", "run", "--only", "sentences")
     job = submitted(lab, "run", "--only", "embed")
-    wait_until(lambda: records(root, "embed"))
+    until(lambda: records(root, "embed"))
     nodes.start_worker(2)
     server = JobServer(load_cluster("lab"))
     used = []
@@ -192,7 +194,7 @@ def test_a_machine_that_joins_late_is_used(lab, nodes, root, recipe):
         used.extend(filter(is_working, nodes.titles(2)))
         return used or server.job(job).status.is_terminal()
 
-    wait_until(seen_or_over)
+    until(seen_or_over)
     nodes.kill(2)
     lab("jobs", "logs", job, "--cluster", "lab")
     assert used
@@ -202,7 +204,7 @@ def test_the_head_lost_in_the_middle(lab, nodes, root, recipe, sentray, tmp_path
     """A new cluster knows nothing of the job; the same command goes on with it."""
     whole = recipe()
     job = submitted(lab)
-    wait_until(lambda: [f for f in root.list("work/train") if len(root.list(f"work/train/{f}"))])
+    until(lambda: [f for f in root.list("work/train") if len(root.list(f"work/train/{f}"))])
     finished = {kind: records(root, kind) for kind in ("embed", "tokens", "ranks")}
     nodes.kill(1)
     nodes.start_head()
@@ -224,14 +226,14 @@ def test_two_people_submit_the_same_at_once_and_the_first_is_killed(
     whole = recipe("train.max_steps=600", "train.checkpoint_every_steps=50")
     monkeypatch.setenv("LOGNAME", "ann")
     first = submitted(lab)
-    wait_until(lambda: records(root, "embed"))
+    until(lambda: records(root, "embed"))
     monkeypatch.setenv("LOGNAME", "bob")
     second = submitted(lab)
     assert first != second
     server = JobServer(load_cluster("lab"))
-    wait_until(lambda: "waits for" in server.get_job_logs(second))
+    until(lambda: "waits for" in server.get_job_logs(second))
     driver = int(server.job(first).driver_info.pid)
-    wait_until(lambda: checkpoints(root))
+    until(lambda: checkpoints(root))
     os.kill(driver, signal.SIGKILL)
     out = lab("jobs", "logs", second, "--cluster", "lab")
     assert "embed:t           made by another run" in out
@@ -271,9 +273,9 @@ def test_a_machine_that_leaves_with_notice_loses_nothing(
     for number in machines:
         nodes.start_worker(number, options=WORKER)
     job = submitted(lab)
-    wait_until(lambda: len(records(root, "embed")) > 3)
+    until(lambda: len(records(root, "embed")) > 3)
     lose(nodes.leave)
-    wait_until(lambda: in_training(job))
+    until(lambda: in_training(job))
     lose(nodes.leave)
     machines.append(5)
     nodes.start_worker(5, options=WORKER)
@@ -284,7 +286,7 @@ def test_a_machine_that_leaves_with_notice_loses_nothing(
     assert len(steps) == len(set(steps)) == num_steps
     if workers == 1:
         again = submitted(lab, "run", "--only", "train", "--force", "train")
-        wait_until(lambda: in_training(again))
+        until(lambda: in_training(again))
         lose(nodes.kill)
         lab("jobs", "logs", again, "--cluster", "lab")
         steps = said_steps(root)
@@ -308,7 +310,7 @@ def test_a_search_loses_a_machine_and_then_its_head(
     the end each trial has the score of an undisturbed search, and what had ended was not trained
     again. No checkpoint is due but those that the notice brings."""
     cluster_file(pools={"work": {"cpus": 1, "nodes": [2, 2], "stages": {"train": {}}}})
-    rates = [1e-4, 2e-4, 3e-4, 5e-4, 7e-4, 1e-3, 2e-3, 3e-3, 4e-3, 5e-3, 7e-3, 1e-2]
+    rates = [1e-4, 3e-4, 5e-4, 1e-3, 2e-3, 3e-3, 5e-3, 1e-2]
     search = {
         "space": {"train.learning_rate": {"grid": rates}}, "confirm": {"settings": 0},
         "scheduler": "none",  # what others stop early depends on the order
@@ -332,16 +334,16 @@ def test_a_search_loses_a_machine_and_then_its_head(
             assert not now.status.is_terminal(), server.get_job_logs(job)
         return [n for n in machines if any("TrialActor" in title for title in nodes.titles(n))]
 
-    wait_until(lambda: training() == machines and len(ended()) >= 1)
+    until(lambda: training() == machines and len(ended()) >= 1)
     nodes.leave(2)
     assert checkpoints(root)
     machines = [3, 4]
     nodes.start_worker(4, options=WORKER)
-    wait_until(lambda: training() == machines and len(ended()) >= 2)
+    until(lambda: training() == machines and len(ended()) >= 2)
     nodes.kill(3)
     machines = [4, 5]
     nodes.start_worker(5, options=WORKER)
-    wait_until(lambda: training() == machines and len(ended()) >= 3)
+    until(lambda: training() == machines and len(ended()) >= 3)
     for number in (1, *machines):
         nodes.kill(number)
     before = ended()

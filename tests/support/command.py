@@ -68,10 +68,11 @@ class Sentray:
         wait_until(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"])
 
 
-def wait_until(happened: Callable[[], object]) -> None:
-    """Until something is so. The pause is a poll's: spinning would take one of two cores."""
+def wait_until(happened: Callable[[], object], pause: float = 0.05) -> None:
+    """Until something is so. The pause is a poll's: spinning would take one of two cores, and
+    asking a cluster is work for it too."""
     while not happened():
-        time.sleep(0.05)
+        time.sleep(pause)
 
 
 def made(storage: str) -> dict[str, int]:

@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -102,7 +101,7 @@ class Nodes:
             environment["TMPDIR"] = str(small)
         join = [f"--address={NETWORK}.1:6379", *options]
         self._start(number, join, num_cpus, environment, small)
-        wait_until(lambda: f"{NETWORK}.{number}" in self.alive())
+        wait_until(lambda: f"{NETWORK}.{number}" in self.alive(), pause=0.5)
 
     def kill(self, number: int) -> None:
         """Takes a node away as a power cut does."""
@@ -114,7 +113,7 @@ class Nodes:
             except ProcessLookupError:
                 continue
         self._nodes.pop(name).wait()
-        wait_until(lambda: not _ip("netns", "pids", name, check=False).stdout.split())
+        wait_until(lambda: not _ip("netns", "pids", name, check=False).stdout.split(), pause=0.2)
         _ip("netns", "del", name, check=False)
 
     def leave(self, number: int) -> None:
@@ -228,10 +227,9 @@ class Nodes:
             try:
                 return bool(self.alive())
             except (requests.RequestException, KeyError, ValueError):
-                time.sleep(0.5)
                 return False
 
-        wait_until(answers)
+        wait_until(answers, pause=0.5)
 
 
 def _ip(*arguments: str, check: bool = True) -> "subprocess.CompletedProcess[str]":
