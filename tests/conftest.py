@@ -20,8 +20,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-# Models of the tests are tiny, and two processes of pytest and all of Ray's share two cores: threads
-# of one that wait for each other take them from the others. Before torch is imported.
+# Models of the tests are tiny, and two processes of pytest and all of Ray's share two cores: the
+# threads of one that wait for each other take them from the others. Before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # for the S3 server on loopback; Ray's workers inherit them from the cluster started below
 os.environ["AWS_ACCESS_KEY_ID"] = os.environ["AWS_SECRET_ACCESS_KEY"] = "loopback"
