@@ -94,20 +94,6 @@ def long_recipe(tiny_recipe, tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_killed_driver_loses_nothing_that_was_finished(sentray, long_recipe):
-    """Killed while it embeds, and while it trains."""
-    recipe = long_recipe()
-    file = sentray.recipe_file(recipe)
-    sentray("run", file, "--only", "sentences")
-    finished = kill_and_check(sentray, recipe, *KILLS[1], {})
-    for stage in ("embed", "tokens"):
-        sentray("run", file, "--only", stage)
-    finished = kill_and_check(sentray, recipe, ["--only", "train"], *KILLS[5][1:], finished)
-    sentray("run", file)
-    assert finished.items() <= made(recipe["storage"]).items()
-
-
-@pytest.mark.thorough
 def test_a_driver_killed_in_every_stage_makes_the_student_of_an_undisturbed_run(
     sentray, long_recipe, tmp_path
 ):

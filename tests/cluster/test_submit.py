@@ -30,6 +30,7 @@ def made(out):
     return {line.split()[1] for line in out.splitlines() if line.endswith(" started")}
 
 
+@pytest.mark.thorough
 def test_a_recipe_submitted_followed_and_pulled(lab, tiny_recipe, tmp_path):
     out = lab("submit", small(tiny_recipe), "--cluster", "lab")
     assert "submitted tiny-" in out
