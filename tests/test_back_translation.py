@@ -77,8 +77,8 @@ def test_perturbing_beside_teachers_on_one_small_machine_ends(tiny_recipe, maria
     second = translation(marian, no_repeat_ngram=3) | {"name": "second"}
     recipe = tiny_recipe(
         setting("perturb", [translation(marian), second]),
-        "sentences.limit=120", "sentences.rows_per_shard=20", "evaluate.speed=false", "train.max_steps=4",
-        "train.checkpoint_every_steps=100",
+        "sentences.limit=120", "sentences.rows_per_shard=20", "evaluate.speed=false",
+        "train.max_steps=4", "train.checkpoint_every_steps=100",
     )  # fmt: skip
     here = Sentray(tmp_path, None)
     environment = os.environ | {"RAY_OVERRIDE_RESOURCES": json.dumps({"CPU": cores})}
