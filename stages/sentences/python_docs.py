@@ -11,6 +11,7 @@ import ast
 import hashlib
 import re
 import warnings
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -138,7 +139,7 @@ def _documents(package: str, files: list[Path]) -> Iterator[Documented]:
                 tree = ast.parse(source)
         except (SyntaxError, ValueError, RecursionError):
             continue  # templates and test data that only look like modules
-        for node in ast.walk(tree):
+        for node in statements(tree):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 text = ast.get_docstring(node)
                 if text:
@@ -147,6 +148,17 @@ def _documents(package: str, files: list[Path]) -> Iterator[Documented]:
                     paragraphs = prose_paragraphs(text)
                     if paragraphs:
                         yield Documented(f"{package}:{name}", is_function, paragraphs)
+
+
+def statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """The module and its statements, in the order of `ast.walk`, without their expressions: nine
+    of ten nodes, and none has a docstring."""
+    found: deque[ast.AST] = deque([tree])
+    while found:
+        node = found.popleft()
+        for field in ("body", "handlers", "orelse", "finalbody", "cases"):
+            found.extend(getattr(node, field, ()))
+        yield node
 
 
 def prose_paragraphs(docstring: str) -> list[str]:

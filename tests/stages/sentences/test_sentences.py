@@ -1,8 +1,10 @@
 """The sentences stage: cleaning, exact de-duplication, order, rejects, bad input."""
 
+import ast
 import gzip
 import io
 import json
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,7 +16,7 @@ import stages.sentences.build
 from stages.errors import UserError
 from stages.sentences.build import build_sentences
 from stages.sentences.cleaning import clean_text
-from stages.sentences.python_docs import prose_paragraphs
+from stages.sentences.python_docs import prose_paragraphs, statements
 from stages.sentences.settings import SentencesSettings
 from tests.support.models import make_sentences
 
@@ -139,6 +141,33 @@ def test_held_out_documentation_never_reaches_the_training_text():
     held = {pair[part] for pair in pairs for part in ("summary", "description")}
     assert not held.intersection(texts)
     assert len(texts) > 1000
+
+
+def test_statements_are_those_of_the_whole_tree():
+    """In its order, as the first of two functions with the same summary is the one held out."""
+    kinds = ast.stmt | ast.ExceptHandler | ast.match_case
+    for number, file in enumerate([ast.__file__, gzip.__file__, json.__file__, __file__]):
+        tree = ast.parse(Path(file).read_text() + NESTED * (number % 2))
+        assert list(statements(tree))[1:] == [n for n in ast.walk(tree) if isinstance(n, kinds)]
+
+
+NESTED = """
+async def one():
+    while True:
+        async with one as two:
+            try:
+                match two:
+                    case 1:
+                        class Deep: pass
+            except* OSError:
+                def deep(): return lambda: [x for x in ()] if two else 1
+            else:
+                def deep(): pass
+            finally:
+                def deep(): pass
+    else:
+        def late(): pass
+"""
 
 
 def test_prose_is_told_from_code_and_fields():
