@@ -89,7 +89,8 @@ KINDS = (
 )
 # the teacher's corpus stands for those of the students
 STAGES = ("embed:t", "perturb:p", "tokens", "corpus:t", "ranks:t", "train", "evaluate:after")
-WORKING = ("ShardActor", "_make_there", "RayTrainWorker", "TrialActor")
+# the last is what Ray Tune calls a trial with resources of its own
+WORKING = ("ShardActor", "_make_there", "RayTrainWorker", "ResourceTrainable")
 WORKER = ("--labels=sentray-pool=work",)
 
 
@@ -333,7 +334,8 @@ def test_a_search_loses_a_machine_and_then_its_head(
     def training():
         if (now := server.job(job)) is not None:
             assert not now.status.is_terminal(), server.get_job_logs(job)
-        return [n for n in machines if any("TrialActor" in title for title in nodes.titles(n))]
+        titles = {n: "".join(nodes.titles(n)) for n in machines}
+        return [n for n in machines if "ResourceTrainable.train" in titles[n]]
 
     until(lambda: training() == machines)
     nodes.leave(2)
