@@ -110,38 +110,6 @@ def test_a_driver_killed_in_every_stage_makes_the_student_of_an_undisturbed_run(
     assert student_weights(recipe["storage"]) == student_weights(undisturbed["storage"])
 
 
-@pytest.mark.thorough
-def test_a_killed_training_worker_is_replaced_and_changes_nothing(
-    sentray, tiny_recipe, inputs_made
-):
-    """Two DeepSpeed workers; one dies by SIGKILL once a checkpoint is there."""
-    import psutil
-
-    recipe = tiny_recipe(
-        "train.num_workers=2", "train.cpus_per_worker=1", "train.zero_stage=2",
-        "train.max_steps=40", "train.checkpoint_every_steps=4", "evaluate.speed=false",
-    )  # fmt: skip
-    root = Path(recipe["storage"])
-    process = sentray.start("run", sentray.recipe_file(recipe))
-
-    def one_is_killed():
-        if not list(root.glob("work/train/*/step-*/complete.json")):
-            return False
-        for one in psutil.Process().children(recursive=True):  # those of this cluster
-            title = " ".join(one.cmdline())
-            if title.startswith("ray::") and "RayTrainWorker" in title:
-                one.kill()
-                return True
-        return False
-
-    sentray.wait(process, one_is_killed)
-    out, err = process.communicate(timeout=400)
-    assert process.returncode == 0, out + err
-    weights = student_weights(recipe["storage"])
-    sentray("run", sentray.recipe_file(recipe), "--only", "train", "--force", "train")
-    assert student_weights(recipe["storage"]) == weights
-
-
 class Deadly:
     """A shard whose process dies once, as soon as it is stored: nobody hears that it is."""
 

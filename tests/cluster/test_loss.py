@@ -141,7 +141,8 @@ def checkpoints(root):
 
 
 def test_two_training_workers_lose_a_machine(lab, nodes, root, recipe, tmp_path, sentray):
-    """One worker on each; the lost machine is replaced by another, and training goes on there."""
+    """One DeepSpeed worker on each; the lost machine is replaced by another, training goes on
+    there, and the student is the same."""
     whole = recipe(
         "train.num_workers=2", "train.cpus_per_worker=1", "train.zero_stage=2",
         "train.max_steps=40", "teachers.0.similarity=cosine",
@@ -220,9 +221,7 @@ def test_two_people_submit_the_same_at_once_and_the_one_that_trains_is_killed(
     os.kill(int(server.job(killed).driver_info.pid), signal.SIGKILL)
     out = lab("jobs", "logs", left, "--cluster", "lab")
     assert "train             takes over from" in out
-    logs = out + server.get_job_logs(killed)
-    assert logs.count("embed:t           done") == 1
-    assert logs.count("embed:t           made by another run") == 1
+    assert (out + server.get_job_logs(killed)).count("embed:t           done") == 1
     assert "student after" in out
     lab("jobs", "status", first, "--cluster", "lab")
     file = sentray.recipe_file(whole | {"storage": str(tmp_path / "undisturbed")})
@@ -296,7 +295,7 @@ def test_a_search_loses_a_machine_and_then_its_head(
     undisturbed search, and what had ended was not trained again. No checkpoint is due but those
     that the notice brings."""
     cluster_file(pools={"work": {"cpus": 1, "nodes": [3, 3], "stages": {"train": {}}}})
-    rates = [1e-4, 3e-4, 1e-3, 2e-3, 3e-3, 1e-2]
+    rates = [1e-4, 3e-4, 1e-3, 3e-3, 1e-2]
     search = {
         "space": {"train.learning_rate": {"grid": rates}}, "confirm": {"settings": 0},
         "scheduler": "none",  # what others stop early depends on the order
