@@ -51,15 +51,17 @@ def _leave(head: str) -> None:
 
     ray.init(address=f"{head}:{PORT}", logging_level=logging.ERROR, log_to_driver=False)
     node = ray.get_runtime_context().get_node_id()
-    drained = subprocess.run(
-        [
-            "ray", "drain-node", f"--address={head}:{PORT}", f"--node-id={node}",
-            "--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=the machine is taken away",
-            f"--deadline-remaining-seconds={NOTICE_SECONDS}",
-        ],
-        check=False,
-    )  # fmt: skip
-    while _answers(head) and (drained.returncode or _is_at_work(node)):
+    command = [
+        "ray", "drain-node", f"--address={head}:{PORT}", f"--node-id={node}",
+        "--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=the machine is taken away",
+        f"--deadline-remaining-seconds={NOTICE_SECONDS}",
+    ]  # fmt: skip
+    told = False
+    while _answers(head):
+        # a busy head may not take it at once, and nothing would ever end here
+        told = told or subprocess.run(command, check=False).returncode == 0
+        if told and not _is_at_work(node):
+            return
         time.sleep(0.5)
 
 

@@ -4,10 +4,13 @@ Machines that leave a real head: test_loss.py.
 """
 
 import json
+import subprocess
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 
 import pytest
+import ray
 
 from cluster import drain
 
@@ -62,3 +65,22 @@ def test_the_head_ends_its_jobs_and_waits_for_them(dashboard):
     assert "/api/jobs/running/stop" in dashboard
     assert "/api/jobs/ended/stop" not in dashboard
     assert dashboard.count("/api/jobs/running") == 2
+
+
+def test_a_machine_asks_again_until_the_head_has_heard(monkeypatch):
+    """A busy head refuses the first time; then one stage still has to be put away."""
+    codes, at_work, answers = [1, 0], [True, False], [True] * 9
+    monkeypatch.setenv("FQ_RAY_IP", "head")
+    monkeypatch.setattr(ray, "init", lambda **_: None)
+    node = SimpleNamespace(get_node_id=lambda: "42")
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: node)
+    monkeypatch.setattr(drain, "_answers", lambda head: answers.pop())
+    monkeypatch.setattr(drain, "_is_at_work", lambda node: at_work.pop(0))
+
+    def ray_command(command, check):
+        assert "--address=head:6379" in command and "--node-id=42" in command
+        return SimpleNamespace(returncode=codes.pop(0))
+
+    monkeypatch.setattr(subprocess, "run", ray_command)
+    assert drain.main(["ray-worker"]) == 0
+    assert not codes and not at_work

@@ -317,7 +317,7 @@ def test_a_search_loses_a_machine_and_then_its_head(
     def training():
         if (now := server.job(job)) is not None:
             assert not now.status.is_terminal(), server.get_job_logs(job)
-        return [n for n in machines if any(map(is_working, nodes.titles(n)))]
+        return [n for n in machines if any("ResourceTrainable.train" in t for t in nodes.titles(n))]
 
     until(lambda: training() == machines)
     nodes.leave(2)
