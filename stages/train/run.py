@@ -38,7 +38,8 @@ def train(stage: Train, work: Work) -> None:
         if writer:
             writer.add(row)
         if is_first:
-            work.say(_training_line(row), important="dev_spearman" in row, figures=row)
+            important = "dev_spearman" in row or "agreement" in row
+            work.say(_training_line(row), important, row)
         training.put_away_if(work.stopping())
     if writer:
         writer.close()
