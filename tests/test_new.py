@@ -1,6 +1,7 @@
 """`sentray new` and then `sentray run` of what it wrote, on the cluster of the tests."""
 
 import json
+import re
 from pathlib import Path
 
 from pipeline.recipe.read import load_recipe
@@ -17,6 +18,8 @@ def test_a_text_becomes_a_student(sentray, teacher_folder):
     out = sentray("run", "mail.yaml")
     assert "student after" in out and "Next: " in out
     steps = load_recipe(str(folder / "mail.yaml")).train.max_steps
+    # however soon after another line it is said
+    assert re.search(rf"step {steps:,}/{steps:,}  .*agreement with its teachers \d", out)
     (metrics,) = Path(folder / "runs").glob("train/*/files/*/metrics/metrics.jsonl")
     assert json.loads(metrics.read_text().splitlines()[-1])["step"] == steps
     line = next(line for line in out.splitlines() if line.startswith("Next: "))
