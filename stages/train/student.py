@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from stages.encoder.dense import save_dense
 from stages.encoder.model import Encoder, load_encoder, set_dropout
+from stages.encoder.packing import can_pack, packed_states
 from stages.encoder.settings import EncoderSettings
 from stages.encoder.static import save_static
 from stages.encoder.tokenizer import SentenceTokenizer, load_view_tokenizers, save_tokenizer
@@ -25,10 +26,10 @@ from stages.train.settings import Objectives, StudentSettings, check_widths
 from stages.train.vectors import align, turn_to_principal
 from stages.train.views import view_names
 
-# Parts of like length that a batch is computed in on a CPU, where padding costs what tokens cost:
-# of 128 sentences of up to 32 tokens 45% is padding, 13% of four parts. Of 64 it is 24% of two
-# parts, 13% of four.
-MAX_PARTS, MIN_ROWS = 4, 16
+# Groups of like length that a CPU computes attention in, or everything where a model cannot be
+# packed: padding costs what tokens cost there. Of 128 sentences of up to 32 tokens 45% is padding,
+# 13% of four groups. Of 64 it is 24% of two groups, 13% of four.
+MAX_GROUPS, MIN_ROWS = 4, 16
 
 Sums = dict[str, tuple[Tensor, Tensor]]
 
@@ -78,6 +79,8 @@ class Student(nn.Module):
         self.widths = widths_of(settings, encoder.dimension)
         self.auxiliary = auxiliary
         self.autocast = autocast
+        self.on_cpu = encoder.device.type == "cpu"
+        self.packs = self.on_cpu and can_pack(encoder)
         self.num_positions = 0  # of the last forward pass, padding included
         self._denoises = settings.template_denoising
         if (
@@ -133,17 +136,22 @@ class Student(nn.Module):
         return vectors_BD, sums
 
     def _vectors(self, ids_BL: Tensor, mask_BL: Tensor) -> Tensor:
-        """Pooled vectors (B, D), in training on a CPU computed in parts of like length.
+        """Pooled vectors (B, D). In training on a CPU without padding, or in groups of like length.
 
-        The number of parts is the same on every worker: ZeRO-3 gathers weights in each.
+        The number of groups is the same on every worker: ZeRO-3 gathers weights in each.
         """
-        parts = min(MAX_PARTS, len(ids_BL) // MIN_ROWS)
-        if parts < 2 or not self.training or ids_BL.device.type != "cpu":
+        if not self.training or not self.on_cpu:
             return self._pooled([(ids_BL, mask_BL)])
         lengths_B = mask_BL.sum(1)
         order_B = lengths_B.argsort(stable=True)
+        groups = order_B.tensor_split(max(1, min(MAX_GROUPS, len(ids_BL) // MIN_ROWS)))
+        if self.packs:
+            self.num_positions = int(lengths_B.sum())
+            with self._autocast(ids_BL):
+                states_BLD = packed_states(self.encoder, ids_BL, mask_BL, groups)
+            return self.encoder.pool(states_BLD, ids_BL, mask_BL)
         batches = []
-        for rows in order_B.tensor_split(parts):
+        for rows in groups:
             longest = int(lengths_B[rows[-1]])
             batches.append((ids_BL[rows, :longest], mask_BL[rows, :longest]))
         return self._pooled(batches)[order_B.argsort()]
@@ -158,7 +166,7 @@ class Student(nn.Module):
 
     @contextmanager
     def _autocast(self, x: Tensor) -> Iterator[None]:
-        on_cpu = self.autocast and x.device.type == "cpu"
+        on_cpu = self.autocast and self.on_cpu
         with (
             torch.autocast(x.device.type, torch.bfloat16, enabled=self.autocast),
             SingleAttention() if on_cpu else nullcontext(),

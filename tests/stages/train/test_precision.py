@@ -27,7 +27,7 @@ def model(tmp_path_factory):
 @pytest.mark.parametrize("head", ["tanh", "linear", "batchnorm", "none"])
 @pytest.mark.parametrize("student", [dict(pooling="mean"), dict(pooling="cls"), PROMPTS],
                          ids=["mean", "cls", "denoised"])  # fmt: skip
-def test_what_enters_the_cosines_is_float32_from_the_backbone_on(model, head, student):
+def test_what_enters_the_cosines_is_float32_from_the_backbone_on(model, head, student, monkeypatch):
     """Under autocast a head of its own rounds vectors to 8 bits, 0.06 as a logit at 0.025."""
     settings = StudentSettings(model=model, device="cpu", head=head, dropout=0.0, **student)
     built = build_student(settings, Objectives.model_validate({"infonce": {}}), 0, autocast=True)
@@ -36,17 +36,20 @@ def test_what_enters_the_cosines_is_float32_from_the_backbone_on(model, head, st
     rows = tokenizer(make_sentences(4))
     ids, mask = (torch.from_numpy(x) for x in pad([*rows, *rows], tokenizer.pad_id))
     outputs, inner = [], []
-    backbone = built.encoder.backbone
-    first = next(module for module in backbone.modules() if isinstance(module, nn.Linear))
-    hooks = [
-        backbone.register_forward_hook(lambda *found: outputs.append(found[2].last_hidden_state)),
-        first.register_forward_hook(lambda *found: inner.append(found[2])),
-    ]
+    pool = built.encoder.pool
+
+    def watched(states, *batch):
+        outputs.append(states)
+        return pool(states, *batch)
+
+    monkeypatch.setattr(built.encoder, "pool", watched)
+    layers = built.encoder.backbone.modules()
+    first = next(module for module in layers if isinstance(module, nn.Linear))
+    hook = first.register_forward_hook(lambda *found: inner.append(found[2]))
     vectors, _ = built(ids, mask, {})
-    for hook in hooks:
-        hook.remove()
+    hook.remove()
     assert inner[0].dtype == torch.bfloat16  # the transformer itself does compute in it
-    pooled = built.encoder.pool(outputs[0].float(), ids, mask)
+    pooled = pool(outputs[0].float(), ids, mask)
     if settings.template_denoising:
         with torch.autocast("cpu", torch.bfloat16):
             bias = built.template_bias(mask)

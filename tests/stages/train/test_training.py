@@ -93,29 +93,6 @@ def test_a_second_view_that_would_be_the_first_changes_nothing(data, student_fol
     assert tokens[1] == 2 * tokens[0]
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_parts_of_like_length_change_padding_only(student_folder, pooling, monkeypatch):
-    settings = StudentSettings(
-        model=str(student_folder), pooling=pooling, max_length=16, device="cpu", dropout=0.0
-    )
-    built = build_student(settings, settings_of().objectives, 0, False)
-    tokenizer = built.tokenizers[0]
-    sentences = [" ".join(make_sentences(1 + i % 3, seed=i)) for i in range(140)]
-    ids, mask = (torch.from_numpy(x) for x in pad(tokenizer(sentences), tokenizer.pad_id))
-    vectors, gradients, positions = [], [], []
-    for most in (1, 4):
-        monkeypatch.setattr("stages.train.student.MAX_PARTS", most)
-        built.train().zero_grad()
-        found, _ = built(ids, mask, {})
-        (found * torch.arange(140)[:, None]).sum().backward()
-        vectors.append(found.detach())
-        gradients.append([p.grad.clone() for p in built.parameters() if p.grad is not None])
-        positions.append(built.num_positions)
-    torch.testing.assert_close(*vectors, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(*gradients, atol=1e-2, rtol=1e-4)
-    assert int(mask.sum()) <= positions[1] < positions[0] == ids.numel()
-
-
 def test_frozen_word_embeddings_stay(data, student_folder):
     trained = [
         run(data, student_folder, settings_of(max_steps=3), freeze_embeddings=frozen).weights
