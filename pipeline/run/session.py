@@ -14,6 +14,11 @@ from stages.errors import UserError
 
 SIOCGIFADDR = 0x8915  # netdevice(7): the address of an interface
 
+# How long threads of torch spin before they sleep while one of them is late. The default (300,000)
+# spends on a busy core what the late one needs: a training of two threads beside another process
+# took 3.5 s a step instead of 0.5 or so, alone as long with either: docs/log.md.
+SPIN_COUNT = "5000"
+
 
 @contextmanager
 def ray_session(
@@ -37,7 +42,11 @@ def ray_session(
         yield
         return
     environment: dict[str, Any] = {
-        "env_vars": {"TOKENIZERS_PARALLELISM": "false", "RAY_AIR_NEW_OUTPUT": "0"},
+        "env_vars": {
+            "TOKENIZERS_PARALLELISM": "false",
+            "RAY_AIR_NEW_OUTPUT": "0",
+            "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", SPIN_COUNT),
+        },
         "worker_process_setup_hook": "pipeline.run.session.meet_at_own_address",
     }
     if LIMIT in os.environ:
