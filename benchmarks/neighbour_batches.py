@@ -42,6 +42,7 @@ from stages.train.stage import Train
 from stages.train.student import Student
 
 RECIPE = "recipes/wiki-minilm.yaml"
+SENTENCES = ["sentences.limit=100000", "sentences.max_chars=250"]
 NUM_NEAREST, NUM_HELD, HELD_GROUP = 100, 2000, 8
 OBJECTIVES = {
     "cosine": "vector_regression: {}",
@@ -169,7 +170,7 @@ def figures_of(
     changes: list[str], batches: Batches, nearest_NK: np.ndarray, options: argparse.Namespace
 ) -> dict[str, float]:
     """The figures of one training, kept in the storage; trains where they are not there."""
-    plan = make_plan(load_recipe(RECIPE, changes))
+    plan = make_plan(load_recipe(RECIPE, [*SENTENCES, *changes]))
     fingerprint = plan.graph["train"].fingerprint
     file = options.folder / "figures.jsonl"
     for line in file.read_text().splitlines() if file.exists() else []:
@@ -209,7 +210,7 @@ def main() -> None:
     torch.set_num_threads(1)
     options.folder = Path(options.storage) / "neighbour-batches"
     options.folder.mkdir(parents=True, exist_ok=True)
-    recipe = load_recipe(RECIPE, [f"storage={options.storage}"])
+    recipe = load_recipe(RECIPE, [*SENTENCES, f"storage={options.storage}"])
     for stage in ("sentences", "tokens", "embed"):
         run(recipe, only=stage)
     table(nearest_of(make_plan(recipe), options), options)

@@ -180,7 +180,7 @@ def measure(options: argparse.Namespace) -> None:
 
 def static_vectors(num_rows: int) -> np.ndarray:
     """(N, 384) fp16: mean word embedding of each sentence, less the mean of all."""
-    recipe = load_recipe("recipes/wiki-minilm.yaml")
+    recipe = load_recipe("recipes/wiki-minilm.yaml", ["sentences.max_chars=250"])
     encoder = load_encoder(recipe.teachers[0].encoder())
     words = encoder.backbone.get_input_embeddings().weight.detach()
     texts = (row[0] for row in read_records(recipe.sentences) if not isinstance(row, Reject))

@@ -57,8 +57,8 @@ def prepared(storage: str, name: str, num_sentences: int, rows_per_shard: int): 
         "recipes/wiki-minilm.yaml",
         [
             f"storage={storage}", f"name={name}", f"sentences.limit={num_sentences}",
-            f"sentences.rows_per_shard={rows_per_shard}", "teachers.0.max_length=128",
-            "teachers.0.precision=float32",
+            f"sentences.rows_per_shard={rows_per_shard}", "sentences.max_chars=250",
+            "teachers.0.max_length=128", "teachers.0.precision=float32",
         ],
     )  # fmt: skip
     run(recipe, only="sentences", out=lambda line: None)
