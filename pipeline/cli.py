@@ -96,6 +96,10 @@ def _encode(options: argparse.Namespace) -> int:
 
     texts = _lines(options.text)
     model = load_student(options.model, options.rank_weight)
+    if options.kind and not model.encoder.settings.prompts:
+        print(
+            f"WARNING: {options.model} has no prompts, so --kind changes nothing", file=sys.stderr
+        )
     number, dimensions = write_vectors(model, texts, Path(options.vectors), options.kind)
     print(f"{number:,} vectors of {dimensions:,} dimensions -> {options.vectors}")
     return 0

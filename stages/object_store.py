@@ -40,13 +40,13 @@ def read_object(uri: str, name: str) -> bytes:
         FileNotFoundError: there is none.
         NoConditionalWrites: the store is not one of those that know how, or refuses.
     """
-    with _client() as obstore:
+    with _client(FileNotFoundError) as obstore:
         return bytes(obstore.get(_store(uri), f"{_prefix(uri)}{name}").bytes())
 
 
 @contextmanager
-def _client() -> Iterator[Any]:
-    """obstore; what it cannot do is said."""
+def _client(*expected: type[Exception]) -> Iterator[Any]:
+    """obstore; what it cannot do is said, and what is expected passes."""
     try:
         import obstore
         import obstore.exceptions
@@ -54,7 +54,7 @@ def _client() -> Iterator[Any]:
         raise NoConditionalWrites("it needs pip install 'sentray[cluster]'") from None
     try:
         yield obstore
-    except FileNotFoundError:
+    except expected:
         raise
     except (obstore.exceptions.BaseError, NotImplementedError, OSError) as error:
         line = (str(error).splitlines() or [type(error).__name__])[0]

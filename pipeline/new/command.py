@@ -82,7 +82,7 @@ def _new(options: argparse.Namespace) -> int:
 
 def _model(given: str | None, ask: Ask) -> tuple[str, str]:
     """The teacher, and what is said of those that could be it instead."""
-    from pipeline.new.models import NONE_AT_HAND, teachers_at_hand
+    from pipeline.new.models import NONE_AT_HAND, read_teacher, teachers_at_hand
 
     if given is not None:
         return given, ""
@@ -92,7 +92,7 @@ def _model(given: str | None, ask: Ask) -> tuple[str, str]:
     if len(at_hand) == 1:
         return at_hand[0], "; the only one at hand, another: --teacher"
     print("\n".join(["Teachers at hand, smallest first:", *(f"  {one}" for one in at_hand)]))
-    chosen = ask("Teacher (or a folder, a Hugging Face id)", at_hand[0], lambda answer: answer)
+    chosen = ask("Teacher (or a folder, a Hugging Face id)", at_hand[0], read_teacher)
     return chosen, f"; one of {len(at_hand)} at hand, another: --teacher"
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from stages.encoder.config import described_in, num_positions, read_json, read_pipeline
 from stages.encoder.settings import PACKAGE_PREFIX, EncoderSettings
@@ -53,7 +54,7 @@ class Teacher:
 
 
 def teachers_at_hand() -> list[AtHand]:
-    """Smallest first."""
+    """Those that a student can be cut from, smallest first."""
     found = {one.model: one for one in (*_in_packages(), *_in_cache())}
     return sorted(found.values(), key=lambda one: (one.num_bytes, one.model))
 
@@ -65,22 +66,30 @@ def read_teacher(model: str) -> Teacher:
         UserError: no such model, no weights, or one that no student can be cut from.
     """
     folder = described_in(EncoderSettings(model=model))
-    config, pipeline = read_json(folder / "config.json"), read_pipeline(folder)
-    layers = config.get("num_hidden_layers") or config.get("n_layers")
-    if pipeline.unknown or not layers:
-        why = pipeline.unknown or "no layers in its config.json"
+    if why := _not_to_be_cut(folder):
         raise UserError(
             f"--teacher {model}: it can teach, but the student is to be cut from it, and it has "
             f"{why}. Choose another teacher, or write the recipe with a student of another model"
         )
+    config, pipeline = read_json(folder / "config.json"), read_pipeline(folder)
     return Teacher(
         model,
-        int(layers),
+        _num_layers(config),
         int(config.get("hidden_size") or config.get("dim") or 0),
         num_positions(config),
         bool(pipeline.pooling),
         len(set(config.get("layer_types") or ())) > 1,
     )
+
+
+def _not_to_be_cut(folder: Path) -> str:
+    """What a model has that no student can be cut from; "" where one can."""
+    layers = _num_layers(read_json(folder / "config.json"))
+    return read_pipeline(folder).unknown or ("" if layers else "no layers in its config.json")
+
+
+def _num_layers(config: dict[str, Any]) -> int:
+    return int(config.get("num_hidden_layers") or config.get("n_layers") or 0)
 
 
 def _in_packages() -> Iterator[AtHand]:
@@ -91,9 +100,11 @@ def _in_packages() -> Iterator[AtHand]:
         files = {str(file): file for file in distribution.files or []}
         for name, file in files.items():
             weights = str(Path(name).with_name("model.safetensors"))
-            if Path(name).name == "modules.json" and weights in files:
-                size = Path(str(file.locate())).with_name("model.safetensors").stat().st_size
-                yield AtHand(PACKAGE_PREFIX + distribution.metadata["Name"], size)
+            folder = Path(str(file.locate())).parent
+            if Path(name).name != "modules.json" or weights not in files or _not_to_be_cut(folder):
+                continue
+            size = (folder / "model.safetensors").stat().st_size
+            yield AtHand(PACKAGE_PREFIX + distribution.metadata["Name"], size)
 
 
 def _in_cache() -> Iterator[AtHand]:
@@ -105,6 +116,6 @@ def _in_cache() -> Iterator[AtHand]:
             continue
         snapshot = folder / "snapshots" / main.read_text().strip()
         weights = [*snapshot.glob("*.safetensors")]
-        if weights and (snapshot / "modules.json").is_file():
+        if weights and (snapshot / "modules.json").is_file() and not _not_to_be_cut(snapshot):
             name = folder.name.removeprefix("models--").replace("--", "/")
             yield AtHand(name, sum(file.stat().st_size for file in weights))

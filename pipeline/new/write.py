@@ -57,7 +57,8 @@ def screen(out: str, found: Proposal, others: str) -> str:
     """
     text, plan, speed = found.text, found.schedule, found.speed
     low, high = text.middle_chars
-    used = "all" if plan.num_sentences >= text.num_sentences else f"{plan.num_sentences:,}"
+    all_used = text.complete and plan.num_sentences >= text.num_sentences
+    used = "all" if all_used else f"{plan.num_sentences:,}"
     records = f" of {text.num_records:,} records" * (text.num_records != text.num_sentences)
     where = f" in column {text.source.column}" if text.source.column else ""
     lines = {
@@ -109,7 +110,7 @@ def _sentences(found: Proposal) -> dict[str, Any]:
         sentences |= {"split_sentences": True, "language": "en"}
     if text.num_invalid:
         sentences["invalid_utf8"] = "reject"
-    if found.schedule.num_sentences < text.num_sentences:
+    if found.schedule.num_sentences < text.num_sentences or not text.complete:
         sentences["limit"] = found.schedule.num_sentences
     if found.rows_per_shard < SentencesSettings.model_fields["rows_per_shard"].default:
         sentences["rows_per_shard"] = found.rows_per_shard

@@ -265,9 +265,8 @@ def _compared(results: Results) -> tuple[float | None, float | None, tuple[int, 
             statistics.fmean(one[name].value for name in names) if names else None
             for one in (own, other)
         ]
-        layers = (
-            (int(own["layers"].value), int(other["layers"].value)) if "layers" in other else None
-        )
+        both = "layers" in own and "layers" in other
+        layers = (int(own["layers"].value), int(other["layers"].value)) if both else None
         if best is None or (values[1] or 0) > (best[1] or 0):
             best = (values[0], values[1], layers)
     return best or (None, None, None)

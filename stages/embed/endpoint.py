@@ -131,7 +131,9 @@ class AskedVectors(Stage):
         line_of = {ref: line for line, ref in enumerate(refs)}
         texts = self._prompted(*texts_of_rows(sentences, rows.tolist()))
         found = np.empty((0, 0), np.float16)
-        for known, vectors in self._asked(client, journal, zip(refs, texts, strict=True)):
+        # in the order of rows, as `make` reads the answers again
+        asked = sorted(zip(refs, texts, strict=True))
+        for known, vectors in self._asked(client, journal, asked):
             if not found.size:
                 has_width(vectors.shape[1])
                 found = np.empty((len(rows), vectors.shape[1]), np.float16)

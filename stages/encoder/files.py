@@ -85,7 +85,9 @@ def module_folders(folder: Path) -> list[Path]:
 def read_files(folder: Path) -> list[Path]:
     """The files that decide what a model in this folder gives."""
     files = [file for pattern in READ for file in sorted(folder.glob(pattern))]
-    for place in [folder / "1_Pooling", *module_folders(folder)]:
+    about = read_json(folder / "sentray.json") or {}  # of a student before it is exported
+    own = [folder / name for name in about.get("dense", ())]
+    for place in [folder / "1_Pooling", *module_folders(folder), *own]:
         files += [file for pattern in READ for file in sorted(place.glob(pattern))]
     return list(dict.fromkeys(files))
 

@@ -27,7 +27,7 @@ def pieces_of(text: str, settings: SentencesSettings) -> list[str]:
         return [text]
     import sentencex
 
-    return [piece.strip() for piece in sentencex.segment(settings.language, text)]
+    return [piece.strip() for piece in sentencex.segment(settings.language, text)] or [text]
 
 
 def fault_of(text: str, settings: SentencesSettings) -> str:

@@ -100,7 +100,7 @@ def read_table(table: Table) -> Iterator[Row]:
 
 def text_columns(file: Path, kind: str) -> list[str]:
     """Columns of a table's file that may hold text; of JSON lines, the keys of the first row that
-    do. [] for a text file, which has none.
+    do or are null. [] for a text file, which has none.
 
     Raises:
         UserError: a broken file; with its place.
@@ -120,7 +120,7 @@ def text_columns(file: Path, kind: str) -> list[str]:
     first = next(lines, "")
     if kind == "jsonl":
         row = _json_object(first, f"{file}, first line")
-        return [key for key, value in row.items() if isinstance(value, str)]
+        return [key for key, value in row.items() if value is None or isinstance(value, str)]
     if kind in ("tsv", "csv"):
         return next(csv.reader([first], **_dialect(tab=kind == "tsv")), [])
     return []
@@ -202,12 +202,20 @@ def _lines(file: Path, table: Table) -> Iterator[tuple[int, Record]]:
 
 
 def _jsonl(file: Path, table: Table) -> Iterator[Row]:
+    never = set(table.columns) if table.has_gaps else set()  # a row may leave out an empty cell
+    row: dict[str, Any] = {}
     for number, line in _lines(file, table):
         if isinstance(line, Reject):
             yield line
         elif line.strip():
             where = f"{file}, line {number}"
-            yield _cells(_json_object(line, where), table, where)
+            row = _json_object(line, where)
+            never -= row.keys()
+            yield _cells(
+                dict.fromkeys(table.columns) | row if table.has_gaps else row, table, where
+            )
+    if never and row:
+        check_columns(table, [*row], str(file))
 
 
 def _json_object(text: str, where: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stages.contract import Artifact, Fingerprinted, RowWise, Shard, Work
+from stages.encoder.prompts import prompts_left_out
 from stages.encoder.source import EncoderSource
 from stages.planning import Graph, Inputs
 from stages.tokens.texts import Texts, texts_of
@@ -48,7 +49,10 @@ class Tokens(RowWise):
         from stages.rows import npy_bytes
         from stages.tokens.tokeniser import Tokeniser
 
-        tokenise = Tokeniser(self.student.located(work).view_settings())
+        student = self.student.located(work)
+        if self.student.has_kinds and (warning := prompts_left_out(student)):
+            work.say(warning, important=True)
+        tokenise = Tokeniser(student.view_settings())
         read = self.texts.open(work, self.student.has_kinds)
 
         def make(number: int) -> Shard:

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from stages.encoder.dense import save_dense
 from stages.encoder.model import Encoder, load_encoder, set_dropout
-from stages.encoder.packing import can_pack, packed_states
+from stages.encoder.packing import can_pack, packed_length, packed_states
 from stages.encoder.settings import EncoderSettings
 from stages.encoder.static import save_static
 from stages.encoder.tokenizer import SentenceTokenizer, load_view_tokenizers, save_tokenizer
@@ -146,7 +146,7 @@ class Student(nn.Module):
         order_B = lengths_B.argsort(stable=True)
         groups = order_B.tensor_split(max(1, min(MAX_GROUPS, len(ids_BL) // MIN_ROWS)))
         if self.packs:
-            self.num_positions = int(lengths_B.sum())
+            self.num_positions = packed_length(int(lengths_B.sum()))
             with self._autocast(ids_BL):
                 states_BLD = packed_states(self.encoder, ids_BL, mask_BL, groups)
             return self.encoder.pool(states_BLD, ids_BL, mask_BL)

@@ -138,6 +138,8 @@ def cut_student(
     whole.check_size(wanted)
     required = required_ids(whole_folder(settings))
     required |= {number for one in views for number in [*one.prefix, *one.suffix]}
+    for prompt in (settings.prompt or "", *settings.prompts.values()):
+        required |= {*before.pretrained(prompt, add_special_tokens=False)["input_ids"]}
     cut = whole.cut(whole.choose(_added_up(counted, whole.num_ids), wanted, required))
     rows, width = cut_model(settings, cut, target)
     save_tokenizer(rebuilt(type(rust).from_str(cut.text), before.pretrained), target)

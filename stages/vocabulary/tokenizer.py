@@ -114,7 +114,7 @@ class WholeTokenizer:
                 f"frequent one occurs {int(counts.max(initial=0)):,} times); lower it"
             )
         known = self._tokens.keys() | self._added.keys()
-        kept = (self._always(used, settings) | set(required)) & known
+        kept = self._always(used, settings).union(*map(self._with_parts, required)) & known
         size = settings.size
         if size is not None and len(kept) > size:
             raise UserError(

@@ -92,6 +92,19 @@ def test_too_little_time_says_how_much_would_do(folder, quick, teacher_folder, c
     assert "speed: false" in (folder / "my-texts.yaml").read_text()
 
 
+def test_text_that_was_not_counted_to_its_end_is_limited(
+    folder, quick, teacher_folder, monkeypatch, capsys
+):
+    words = ["new", "My texts.txt", "--teacher", str(teacher_folder), "--minutes", "60"]
+    assert main([*words, "--out", "whole.yaml"]) == 0
+    assert "; all of them used" in capsys.readouterr().out
+    monkeypatch.setattr("pipeline.new.text.MOST_RECORDS", 200)
+    assert main([*words, "--out", "part.yaml"]) == 0
+    assert "; 200 of them used" in capsys.readouterr().out
+    whole, part = (yaml.safe_load((folder / f"{x}.yaml").read_text()) for x in ("whole", "part"))
+    assert "limit" not in whole["sentences"] and part["sentences"]["limit"] == 200
+
+
 def test_of_a_teacher_that_is_too_slow_no_student_is_timed(
     folder, teacher_folder, monkeypatch, capsys
 ):
@@ -194,12 +207,16 @@ def test_a_foreign_language_is_noticed(folder, quick, teacher_folder, capsys):
 
 
 def test_teachers_at_hand_smallest_first(tmp_path, monkeypatch):
-    snapshot = tmp_path / "models--org--big" / "snapshots" / "abc"
-    snapshot.mkdir(parents=True)
-    (tmp_path / "models--org--big" / "refs").mkdir()
-    (tmp_path / "models--org--big" / "refs" / "main").write_text("abc")
-    (snapshot / "modules.json").write_text("[]")
-    (snapshot / "model.safetensors").write_bytes(b"0" * 1000)
+    layers = json.dumps({"num_hidden_layers": 2})
+    for name, size, config in (("big", 1000, layers), ("table", 5, "{}")):
+        folder = tmp_path / f"models--org--{name}"
+        snapshot = folder / "snapshots" / "abc"
+        snapshot.mkdir(parents=True)
+        (folder / "refs").mkdir()
+        (folder / "refs" / "main").write_text("abc")
+        (snapshot / "config.json").write_text(config)
+        (snapshot / "modules.json").write_text("[]")
+        (snapshot / "model.safetensors").write_bytes(b"0" * size)
     (tmp_path / "models--org--other" / "snapshots" / "abc").mkdir(parents=True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     package = tmp_path / "site" / "own_model-1.dist-info"
@@ -209,6 +226,7 @@ def test_teachers_at_hand_smallest_first(tmp_path, monkeypatch):
         (package / "RECORD", "own/modules.json,,\nown/model.safetensors,,\n"),
         (weights, "0" * 10),
         (weights.with_name("modules.json"), "[]"),
+        (weights.with_name("config.json"), layers),
     ):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content)

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.report.advice import Evidence, advice, trend
+from pipeline.report.advice import Evidence, _compared, advice, trend
+from pipeline.report.figures import Results
+from stages.contract import EncoderLabel, Figure, Measurement
 
 
 def curve(value, num_rows=60, noise=0.002, seed=0, dev=None):
@@ -127,3 +129,11 @@ def test_the_line_through_points():
     assert (found.first, found.last, found.clear) == (1.0, 5.0, True)
     assert not trend([(0, 1.0), (1, -1.0), (2, 1.0), (3, -1.0)]).clear
     assert not trend([(0, 2.0), (1, 2.0), (2, 2.0)]).clear
+
+
+def test_a_student_whose_size_is_not_measured_yet():
+    """After `--only`: a test of the student is there, its size is not."""
+    test = Figure("STS13", 80.0, percent=True)
+    teacher = Measurement(EncoderLabel("teacher", "t"), [Figure("layers", 6), test])
+    student = Measurement(EncoderLabel("after", "student"), [test])
+    assert _compared(Results([teacher, student], [], {})) == (80.0, 80.0, None)

@@ -1,6 +1,7 @@
 """Sentences of two kinds: pairs of a table become queries and documents; some are held out."""
 
 import io
+import json
 import random
 
 import pyarrow as pa
@@ -83,6 +84,7 @@ def test_an_empty_cell_is_a_reject_and_no_half_of_a_held_out_pair(tmp_path, suff
     gone = kinds_of(held) | {(nothing, "query"), (nothing, "document")}
     assert set(rows) == kinds_of([*full, *broken]) - gone
     assert stats["read"] == 14 == stats["kept"] + sum(stats["rejected"].values())
+    assert build(file, split_sentences=True)[1]["rejected"] == {"blank": 2}
     with pytest.raises(
         UserError, match=r"holdout_pairs is 6, .* only 5 distinct pairs of 'title' and"
     ):
@@ -134,6 +136,15 @@ def test_a_column_that_is_not_there(tmp_path, suffix, columns, message):
     file = write_pairs(tmp_path / f"a.{suffix}", make_pairs(3))
     with pytest.raises(UserError, match=message):
         build(file, columns=columns)
+
+
+def test_json_lines_may_leave_an_empty_cell_out(tmp_path):
+    rows = [{"title": "A title alone"}, {"body": "A body alone."}]
+    file = tmp_path / "a.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    found, stats, _ = build(file)
+    assert set(found) == {("A title alone", "query"), ("A body alone.", "document")}
+    assert stats["rejected"] == {"blank": 2}
 
 
 def test_a_kind_of_which_nothing_is_left_and_a_text_without_columns(tmp_path):

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModelForMaskedLM
 
+from stages.encoder.dense import Dense
 from stages.encoder.model import load_encoder, load_for_inference
 from stages.encoder.settings import EncoderSettings
 from stages.encoder.tokenizer import load_tokenizer
@@ -147,8 +148,9 @@ def test_a_static_student_begins_from_the_cut_model(whole, cut, tmp_path):
     np.testing.assert_allclose(theirs, tables[1].encode_unit(TEXTS), atol=1e-5)
 
 
-def test_tokens_of_a_template_stay(tmp_path):
-    folder = make_cuttable(tmp_path / "bert", "WordPiece")
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_of_a_template_stay(tmp_path, kind):
+    folder = make_cuttable(tmp_path / "bert", kind)
     template = 'sleepsing "{sentence}" unman {mask}.'
     whole = StudentSettings(
         model=str(folder), pooling="mask", template=template, max_length=24, device="cpu"
@@ -157,9 +159,28 @@ def test_tokens_of_a_template_stay(tmp_path):
     before, after = (load_tokenizer(one) for one in (whole, settings))
     old, new = (one.pretrained.convert_ids_to_tokens(one.prefix + one.suffix)
                 for one in (before, after))  # fmt: skip
-    assert new == old and len(old) < 12
+    assert new == old and len(old) < 15
     encoders = [load_encoder(one) for one in (whole, settings)]
     np.testing.assert_allclose(*(one.encode(TEXTS) for one in encoders), atol=1e-6)
+
+
+def test_tokens_of_prompts_stay(tmp_path, whole):
+    given = {"prompt": "unman: ", "prompts": {"query": "sleepsing: "}}
+    settings, _, _ = cut_one(tmp_path, whole.model_copy(update=given))
+    before, after = (load_tokenizer(one).pretrained for one in (whole, settings))
+    for text in ("unman: ", "sleepsing: "):
+        assert after.tokenize(text) == before.tokenize(text)
+
+
+def test_dense_modules_of_a_student_go_with_it(tmp_path, whole):
+    encoder = load_encoder(whole)
+    encoder.dense.append(Dense(torch.nn.Linear(32, 8)))
+    save_encoder(encoder, cpu_copy(encoder), tmp_path / "trained")
+    trained = StudentSettings(model=str(tmp_path / "trained"), max_length=24, device="cpu")
+    settings, _, _ = cut_one(tmp_path, trained)
+    vectors = [load_encoder(one).encode(TEXTS) for one in (trained, settings)]
+    assert vectors[0].shape[1] == 8
+    np.testing.assert_allclose(*vectors, atol=1e-6)
 
 
 def test_fewer_tokens_are_said_to_change_sentences(whole, tmp_path):
