@@ -98,7 +98,7 @@ def test_an_added_setting_counts_only_when_it_is_set():
          "TrainSettings.swirl: a setting was added; declare it"),
         (lambda s: s["defaults"]["stages.train.settings.TrainSettings"].update(batch_size=64),
          "TrainSettings.batch_size: its default was 128 and is 64; bump"),
-        (lambda s: s["versions"].update(train=99), "stage train: version 5 is now 99"),
+        (lambda s: s["versions"].update(train=99), "stage train: version 6 is now 99"),
         (lambda s: s["defaults"]["stages.train.settings.TrainSettings"].pop("epochs"),
          "TrainSettings.epochs: the setting is gone"),
     ],
