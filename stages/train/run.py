@@ -38,7 +38,7 @@ def train(stage: Train, work: Work) -> None:
     if is_first and student.on_cpu and not student.packs:
         work.say(
             "Padding is computed too, in groups of like length: this student's attention cannot be "
-            "told where sentences end. Others train without it on a CPU, about 1.2 times as fast."
+            "told where sentences end. Others train faster on a CPU, without padding."
         )
     for row in training.rows():
         if writer:
