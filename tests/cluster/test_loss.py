@@ -240,7 +240,7 @@ def test_two_people_submit_the_same_at_once_and_the_one_that_trains_is_killed(
     assert contents(root) == contents(Root(str(tmp_path / "undisturbed")))
 
 
-@pytest.mark.parametrize(("workers", "num_steps"), [(1, 800), (2, 400)])
+@pytest.mark.parametrize(("workers", "num_steps"), [(1, 3000), (2, 1200)])
 def test_a_machine_that_leaves_with_notice_loses_nothing(
     lab, nodes, root, recipe, cluster_file, workers, num_steps
 ):
@@ -290,7 +290,7 @@ def test_a_search_loses_a_machine_and_then_its_head(
         "scheduler": "none",  # what others stop early depends on the order
     }  # fmt: skip
     whole = recipe(
-        setting("search", search), "train.max_steps=500", "train.checkpoint_every_steps=100000",
+        setting("search", search), "train.max_steps=1000", "train.checkpoint_every_steps=100000",
         "teachers.0.similarity=cosine", "train.cpus_per_worker=1",
     )  # fmt: skip
     machines = [2, 3, 4]
