@@ -132,7 +132,7 @@ def test_every_sentence_is_embedded_and_tokenised_with_the_prompt_of_its_kind(fo
     assert [*tokens_of(made["tokens/search"])] == wanted
 
 
-def test_the_student_loads_as_a_search_model(made, tmp_path):
+def test_the_student_loads_as_a_search_model(made, tmp_path, capsys):
     """encode_query and encode_document, our own encoder, and the card."""
     model = model_of(made)
     config = json.loads((model / "config_sentence_transformers.json").read_text())
@@ -153,6 +153,10 @@ def test_the_student_loads_as_a_search_model(made, tmp_path):
     files = str(tmp_path / "a.txt"), str(tmp_path / "a.npy")
     assert main(["encode", str(model), *files, "--kind", "document"]) == 0
     np.testing.assert_allclose(np.load(files[1]), found["document"], atol=1e-6)
+    assert capsys.readouterr().err == ""
+    bare = str(make_pipeline(tmp_path / "bare", pooling("mean")))
+    assert main(["encode", bare, *files, "--kind", "document"]) == 0
+    assert "has no prompts, so --kind changes nothing" in capsys.readouterr().err
     card = (model / "README.md").read_text()
     assert "model.encode_query(" in card and "`'the small city '`" in card and "`'book: '`" in card
     proof = json.loads((made["variant/search-bf16"] / "manifest.json").read_text())["stats"]

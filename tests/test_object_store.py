@@ -9,6 +9,7 @@ import pytest
 from pipeline.store.artifacts import ArtifactStore
 from stages.errors import UserError
 from stages.files import Root
+from stages.object_store import NoConditionalWrites
 from stages.train.checkpoint import Checkpoints
 from tests.pipeline.store.test_artifacts import publish
 from tests.support.recipes import setting
@@ -48,6 +49,13 @@ def test_artifacts_and_checkpoints_on_s3(bucket, tmp_path):
     found = []
     checkpoints.load(newest, lambda f: found.append((f / "w.bin").read_bytes()))
     assert found == [b"15"]
+
+
+def test_an_object_in_no_bucket_is_not_created(bucket):
+    """It is no file that went away, which who takes a lease would wait for."""
+    elsewhere = Root(bucket.format("unit").replace("s3://bucket", "s3://nowhere", 1))
+    with pytest.raises(NoConditionalWrites, match="nowhere|NoSuchBucket|404"):
+        elsewhere.create("a", b"1")
 
 
 def test_a_whole_run_on_s3(bucket, tmp_path, sentray, tiny_recipe):

@@ -166,10 +166,9 @@ class Student(nn.Module):
 
     @contextmanager
     def _autocast(self, x: Tensor) -> Iterator[None]:
-        on_cpu = self.autocast and self.on_cpu
         with (
             torch.autocast(x.device.type, torch.bfloat16, enabled=self.autocast),
-            SingleAttention() if on_cpu else nullcontext(),
+            SingleAttention() if self.autocast and self.on_cpu else nullcontext(),
         ):
             yield
 

@@ -240,18 +240,19 @@ def test_two_people_submit_the_same_at_once_and_the_one_that_trains_is_killed(
     assert contents(root) == contents(Root(str(tmp_path / "undisturbed")))
 
 
-@pytest.mark.parametrize(("workers", "num_steps"), [(1, 3000), (2, 1200)])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_machine_that_leaves_with_notice_loses_nothing(
-    lab, nodes, root, recipe, cluster_file, workers, num_steps
+    lab, nodes, root, recipe, cluster_file, workers
 ):
-    """What a power cut costs a notice does not: no shard and no step is made twice."""
+    """What a power cut costs a notice does not: no shard and no step is made twice. The training
+    lasts until that is seen, however fast a machine is; then the job is stopped."""
     cluster_file(pools={"work": {"cpus": 1, "nodes": [2, 2], "stages": {"embed": {}, "train": {}}}})
     recipe(
-        f"train.num_workers={workers}", "train.cpus_per_worker=1", f"train.max_steps={num_steps}",
+        f"train.num_workers={workers}", "train.cpus_per_worker=1", "train.max_steps=100000",
         "train.log_every_steps=1", "train.checkpoint_every_steps=400", "train.dev.every_steps=1",
         "teachers.0.similarity=cosine",
     )  # fmt: skip
-    machines = [2, 3, 4]  # a spare: until a machine has joined, much of the training is over
+    machines = [2, 3, 4]  # a spare: another takes long to join
 
     def one_that_works_leaves():
         leaving = one_at_work(nodes, machines, job, *WORKING)
@@ -266,14 +267,15 @@ def test_a_machine_that_leaves_with_notice_loses_nothing(
     until(lambda: "step " in log_of_running(job))
     one_that_works_leaves()
     nodes.start_worker(5, options=WORKER)
-    out = lab("jobs", "logs", job, "--cluster", "lab")
+    taken_away = "train             its machine is taken away"
+    until(lambda: "step " in log_of_running(job).partition(taken_away)[2])
+    lab("jobs", "stop", job, "--cluster", "lab")
 
-    assert "train             its machine is taken away" in out, out
     record = f"history/tiny/{root.list('history/tiny')[-1]}/log"
     files = [root.read(f"{record}/{name}") for name in root.list(record)]
     said = [json.loads(line) for file in files for line in file.splitlines()]
     steps = [one["figures"]["step"] for one in said if "step" in one.get("figures", ())]
-    assert sorted(steps) == list(range(1, num_steps + 1)), "some were made again, or not told of"
+    assert sorted(steps) == list(range(1, len(steps) + 1)), "some were made again, or not told of"
 
 
 def test_a_search_loses_a_machine_and_then_its_head(
@@ -290,7 +292,7 @@ def test_a_search_loses_a_machine_and_then_its_head(
         "scheduler": "none",  # what others stop early depends on the order
     }  # fmt: skip
     whole = recipe(
-        setting("search", search), "train.max_steps=1000", "train.checkpoint_every_steps=100000",
+        setting("search", search), "train.max_steps=2500", "train.checkpoint_every_steps=100000",
         "teachers.0.similarity=cosine", "train.cpus_per_worker=1",
     )  # fmt: skip
     machines = [2, 3, 4]

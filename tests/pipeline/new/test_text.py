@@ -113,6 +113,12 @@ def test_what_is_no_text_is_refused(tmp_path, case):
         look(find_source(str(tmp_path / "t.txt"), None))
 
 
+def test_a_column_that_begins_with_nothing_is_known(tmp_path):
+    (tmp_path / "t.jsonl").write_text('{"n": 1, "text": null}\n{"n": 2, "text": "Some words."}\n')
+    assert find_source(str(tmp_path / "t.jsonl"), None).column == "text"
+    assert find_source(str(tmp_path / "t.jsonl"), "text").column == "text"
+
+
 def test_a_missing_column_is_met_with_the_nearest(tmp_path):
     file, content = tsv(tmp_path)
     file.write_text(content)

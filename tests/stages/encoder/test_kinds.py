@@ -1,6 +1,7 @@
 """Prompts of queries and documents: the same vectors as encode_query and encode_document."""
 
 import io
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,9 +11,13 @@ from stages.encoder.model import Encoder, load_for_inference
 from stages.encoder.pipeline import PipelineEncoder
 from stages.encoder.prompts import kind_prompts, prompts_left_out, with_kind_prompts
 from stages.encoder.settings import EncoderSettings
+from stages.encoder.source import EncoderSource
 from stages.encoder.tokenizer import load_tokenizer
 from stages.errors import UserError
 from stages.rows import unit_rows
+from stages.tokens.stage import Tokens
+from stages.tokens.texts import Texts
+from stages.train.settings import StudentSettings
 from tests.support.models import make_model, make_sentences
 from tests.support.pipelines import make_pipeline, make_router, pooling
 
@@ -135,6 +140,21 @@ def test_prompts_that_are_left_out_are_said_unless_that_was_asked_for(tmp_path):
     assert prompts_left_out(settings_of(folder, pooling="cls", prompt="")) == ""
     bare = make_model(tmp_path / "b")
     assert prompts_left_out(settings_of(bare, pooling="cls")) == ""
+
+
+@pytest.mark.parametrize("more", [{}, {"prompts": {"query": "the city: "}}])
+def test_a_student_that_leaves_its_models_prompts_out_is_told_so(tmp_path, more):
+    folder = make_pipeline(tmp_path, pooling("mean"), prompts=PROMPTS)
+    student = StudentSettings(model=str(folder), pooling="mean", max_length=12, **more)
+    said = []
+    work = SimpleNamespace(
+        say=lambda text, important=False: said.append((text, important)),
+        input=lambda name: None,
+        input_names=("sentences",),
+    )
+    Tokens(EncoderSource(student, has_kinds=True), Texts()).open(work)
+    assert [important for _, important in said] == ([] if more else [True])
+    assert all(text.startswith("WARNING: model") for text, _ in said)
 
 
 def test_a_prompt_that_leaves_no_room(tmp_path):

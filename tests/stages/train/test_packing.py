@@ -37,14 +37,8 @@ def vectors_and_gradients(student, ways):
         vectors = way()
         weights = torch.arange(len(vectors))[:, None] / len(vectors)
         (vectors * weights).sum().backward()
-        found.append(
-            (
-                vectors.detach(),
-                {n: p.grad for n, p in student.named_parameters() if p.requires_grad},
-            )
-        )
-        for parameter in student.parameters():
-            parameter.grad = None
+        gradients = {name: x.grad for name, x in student.named_parameters() if x.requires_grad}
+        found.append((vectors.detach(), gradients))
     return found
 
 
