@@ -11,8 +11,7 @@ model, as many threads as cores on all sides. These take turns:
   bfloat16  the same in bfloat16
   stage     the embed stage on Ray (float32), which has started: actors, model loading, reading and
             publishing shards included
-Then one sentence at a time, and how far the vectors are from theirs. About three minutes a round of
-4,000 sentences on two cores.
+Then one sentence at a time, and how far the vectors are from theirs.
 """
 
 import argparse

@@ -6,8 +6,7 @@ Builds on recipes/wiki-minilm.yaml. First every method gets the same number of t
 with three layers (0, 2, 5) and seed 0. Its best one is then trained with each seed and choice of
 layers, and only these see the test sets. Prints mean and standard deviation over the seeds,
 Spearman x 100. What is done already is not done again, so a part of the table can be made with
---methods and --layers. Every sentence is seen once, in 240 steps of 64 by default: a minute a
-training on two cores, and another one for the tests.
+--methods and --layers. Every sentence is seen once, in 240 steps of 64 by default.
 """
 
 import argparse

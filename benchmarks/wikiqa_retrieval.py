@@ -7,7 +7,7 @@ questions with an answer are held out, each with its answer; three layers of Min
 from the rest, without knowing which sentence belongs to which question, and look for the answer of
 each held-out question among 500. Settings are the quickstart's but for steps and lengths, not
 tuned. Prints each encoder's figures x 100, mean and standard deviation over the seeds, and the
-student's share of the teacher's MRR@10. About six minutes a seed on two cores.
+student's share of the teacher's MRR@10.
 """
 
 import argparse

@@ -64,7 +64,8 @@ def test_a_killed_search_goes_on_and_trains_nothing_twice(sentray, tune):
     process.kill()
     process.communicate()
     sentray.wait_for_idle()
-    assert not list((sentray.folder / "runs/work/ray").rglob("*.safetensors"))
+    (scratch,) = sentray.folder.glob("runs/work/ray/tune-*")
+    assert not list(scratch.rglob("*.safetensors"))
     before = {one["fingerprint"]: one for one in trials_of(sentray)}
     results = times(sentray.folder / "runs", "trial/*/manifest.json")
     factors = times(sentray.folder / "runs", "embed/*/manifest.json")
