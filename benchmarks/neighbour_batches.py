@@ -232,6 +232,7 @@ def table(nearest_NK: np.ndarray, options: argparse.Namespace) -> None:
                     f"train.objectives={{{OBJECTIVES[objective]}}}", f"train.max_steps={steps}",
                     f"train.dev.every_steps={steps}", f"train.seed={seed}",
                     f"student.layers={layers}", f"storage={options.storage}",
+                    "student.freeze_layers=0",
                 ]  # fmt: skip
                 rows.append(figures_of(changes, batches, nearest_NK, options))
             print(f"{batches!s:<42}{over_seeds(rows)}", flush=True)

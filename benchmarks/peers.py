@@ -206,6 +206,7 @@ def train_sentray(
             f"storage={bench.folder / 'runs'}", f"student.layers={layers}", f"train.seed={seed}",
             f"train.learning_rate={rate}", f"train.max_steps={steps}", "train.dev=null",
             f"train.checkpoint_every_steps={steps}", "evaluate={speed: false}",
+            f"student.freeze_layers={int(layers > 2)}",
         ],
     )  # fmt: skip
     run(recipe, out=lambda line: None)

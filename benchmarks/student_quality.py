@@ -86,7 +86,7 @@ def main() -> None:
         f"train.max_steps={options.steps}", f"train.batch_size={options.batch_size}",
         f"train.dev.every_steps={options.steps // 4}", f"storage={options.storage}",
         f"sentences.limit={options.steps * options.batch_size}",
-        "evaluate.speed=false",
+        "evaluate.speed=false", "student.freeze_layers=0",
     ]  # fmt: skip
     with ray_session(None):
         table(options, shared)

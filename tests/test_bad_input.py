@@ -134,6 +134,13 @@ BAD = {
         lambda tmp: ["student.model=package:pytest"], "carries no model.safetensors"),
     "a folder without weights": (no_weights, "has no weights"),
     "weights as a pickle": (only_a_pickle, "only there as a pickle"),
+    "no layer left to train": (
+        lambda tmp: ["student.layers=1", "student.freeze_layers=1"],
+        "student.freeze_layers is 1, but the student has 1 layers, so none would be trained",
+    ),
+    "every layer frozen": (
+        lambda tmp: ["student.freeze_layers=2"], "freeze_layers is 2, but the student has 2 layers"
+    ),
     "layers out of range": (lambda tmp: ["student.layers=[0, 7]"], "has layers 0 to 1"),
     "longer than the model's positions": (
         lambda tmp: ["teachers.0.max_length=500"], "more than the 64 positions"),

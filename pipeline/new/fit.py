@@ -167,7 +167,9 @@ def _sections(
     teaches |= {"max_length": lengths.teacher, "precision": precision}
     student = both | {"layers": [*range(layers)] if teacher.by_position and layers else layers}
     student |= {"head": "none", "dropout": 0.0}
-    if layers:
+    if layers > 2:  # with less than two layers to train it costs more than it saves
+        student["freeze_layers"] = 1
+    elif layers:
         student["freeze_embeddings"] = True
     student["max_length"] = lengths.student
     train = {

@@ -144,6 +144,7 @@ def _notes(found: Proposal) -> dict[str, dict[str, str]]:
             "layers": "a static table of token vectors" if static else f"of {teacher.layers}",
             "head": "the vectors themselves are trained",
             "freeze_embeddings": "they are the teacher's own",
+            "freeze_layers": "the first, as it is the teacher's own",
             "max_length": "in training; 95% of the sentences are no longer"
             if found.lengths.student < 128 else "in training",
         },

@@ -271,12 +271,28 @@ def keep_layers(backbone: Any, settings: EncoderSettings) -> None:
     total = backbone.config.num_hidden_layers
     layers = kept_layers(settings, total)
     assert layers is not None
+    parent, attribute = layer_stack(backbone)
+    stack = getattr(parent, attribute)
+    setattr(parent, attribute, nn.ModuleList([stack[i] for i in layers]))
+    backbone.config.num_hidden_layers = len(layers)
+    if getattr(backbone.config, "layer_types", None):
+        backbone.config.layer_types = [backbone.config.layer_types[i] for i in layers]
+
+
+def freeze_layers(backbone: Any, num_layers: int) -> None:
+    """Only the layers after the first ones have gradients: not the embeddings, and nothing that
+    several layers may have in common (MPNet's biases), as it would be trained through all of them.
+    """
+    parent, attribute = layer_stack(backbone)
+    backbone.requires_grad_(False)
+    getattr(parent, attribute)[num_layers:].requires_grad_(True)
+
+
+def layer_stack(backbone: Any) -> tuple[nn.Module, str]:
+    """The module that has a transformer's layers, and its attribute that they are in."""
     for parent in backbone.modules():
         for attribute, child in parent.named_children():
-            if isinstance(child, nn.ModuleList) and len(child) == total:
-                setattr(parent, attribute, nn.ModuleList([child[i] for i in layers]))
-                backbone.config.num_hidden_layers = len(layers)
-                if getattr(backbone.config, "layer_types", None):
-                    backbone.config.layer_types = [backbone.config.layer_types[i] for i in layers]
-                return
+            is_list = isinstance(child, nn.ModuleList)
+            if is_list and len(child) == backbone.config.num_hidden_layers:
+                return parent, attribute
     raise UserError(f"layers: {type(backbone).__name__} has no layer stack that is known here")

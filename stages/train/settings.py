@@ -59,6 +59,12 @@ class StudentSettings(EncoderSettings):
         description="Keep the word embeddings as they are: faster, and as good where they are the "
         "teacher's own.",
     )
+    freeze_layers: int = added(
+        0,
+        ge=0,
+        description="Keep that many of the first layers as they are, and what is no layer "
+        "(embeddings): faster still. For a student whose first layers are its teacher's own.",
+    )
 
     aligned: bool = added(
         False,
@@ -109,9 +115,10 @@ class StudentSettings(EncoderSettings):
             )
         if self.is_static and self.dropout:
             raise ValueError("layers: 0 has no dropout; leave it out")
-        if self.is_static and self.freeze_embeddings:
+        if self.is_static and (self.freeze_embeddings or self.freeze_layers):
             raise ValueError(
-                "layers: 0 has nothing but embeddings, so freeze_embeddings must be off"
+                "layers: 0 has nothing but embeddings, so freeze_embeddings and freeze_layers must "
+                "be off"
             )
         return self
 
@@ -324,6 +331,19 @@ def check_widths(widths: list[int], dimension: int) -> None:
         raise UserError(
             f"student.dimensions: {max(widths)} is no less than the {dimension} of the student's "
             "vectors, which are trained in any case; leave it out"
+        )
+
+
+def check_frozen(settings: StudentSettings, num_layers: int | None) -> None:
+    """Compares the layers that stay as they are with all of the student's, where that is known.
+
+    Raises:
+        UserError: none is left to train.
+    """
+    if num_layers is not None and settings.freeze_layers >= max(1, num_layers):
+        raise UserError(
+            f"student.freeze_layers is {settings.freeze_layers}, but the student has {num_layers} "
+            "layers, so none would be trained; lower it"
         )
 
 

@@ -13,6 +13,7 @@ from stages.train.settings import (
     StudentSettings,
     TrainSettings,
     batch_too_large,
+    check_frozen,
     check_widths,
 )
 
@@ -64,6 +65,7 @@ class Train(Stage):
             need("deepspeed", "train.engine: deepspeed (also chosen by train.num_workers over 1)")
         self.student.check()
         self._check_widths()
+        self._check_frozen()
         for objective in self.settings.objectives.chosen.values():
             objective.check()
         if self.settings.dev is not None:
@@ -73,6 +75,10 @@ class Train(Stage):
         width = self.output_width()
         if width is not None:
             check_widths(self.student.settings.dimensions, width)
+
+    def _check_frozen(self) -> None:
+        if self.student.settings.freeze_layers:
+            check_frozen(self.student.settings, self.output_config().get("num_hidden_layers"))
 
     def check_rows(self, num_rows: int) -> None:
         if self.settings.batch_size > num_rows:

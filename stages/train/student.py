@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from stages.encoder.dense import save_dense
-from stages.encoder.model import Encoder, load_encoder, set_dropout
+from stages.encoder.model import Encoder, freeze_layers, load_encoder, set_dropout
 from stages.encoder.packing import can_pack, packed_length, packed_states
 from stages.encoder.settings import EncoderSettings
 from stages.encoder.static import save_static
@@ -22,7 +22,7 @@ from stages.encoder.tokenizer import SentenceTokenizer, load_view_tokenizers, sa
 from stages.errors import UserError
 from stages.rows import FactorRows
 from stages.train.auxiliary import AuxiliaryInput, GlobalBatchNorm, build_auxiliary
-from stages.train.settings import Objectives, StudentSettings, check_widths
+from stages.train.settings import Objectives, StudentSettings, check_frozen, check_widths
 from stages.train.vectors import align, turn_to_principal
 from stages.train.views import view_names
 
@@ -95,6 +95,9 @@ class Student(nn.Module):
             set_dropout(encoder.backbone, settings.dropout)
         if settings.freeze_embeddings:
             encoder.backbone.get_input_embeddings().requires_grad_(False)
+        if settings.freeze_layers:
+            check_frozen(settings, encoder.num_layers)
+            freeze_layers(encoder.backbone, settings.freeze_layers)
         self.head = head
 
     def forward(

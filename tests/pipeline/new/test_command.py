@@ -70,6 +70,13 @@ def test_it_writes_a_recipe_that_says_why(folder, quick, teacher_folder, capsys)
     assert not (folder / "runs").exists()
 
 
+def test_of_three_layers_the_first_stays(folder, quick):
+    teacher = make_model(folder / "teacher", layers=4)
+    assert main(["new", "My texts.txt", "--teacher", str(teacher), "--layers", "3"]) == 0
+    student = yaml.safe_load((folder / "my-texts.yaml").read_text())["student"]
+    assert student["freeze_layers"] == 1 and "freeze_embeddings" not in student
+
+
 def test_a_static_table_has_its_own_settings(folder, quick, teacher_folder, capsys):
     words = ["--teacher", str(teacher_folder), "--layers", "0", "--out", "table.yaml"]
     assert main(["new", "My texts.txt", *words]) == 0

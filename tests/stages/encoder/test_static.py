@@ -110,6 +110,7 @@ def test_ids_may_have_gaps(tmp_path):
         (dict(prompt="query: "), "leave prompt out"),
         (dict(final_period="sncse"), "leave final_period out"),
         (dict(freeze_embeddings=True), "nothing but embeddings"),
+        (dict(freeze_layers=1), "nothing but embeddings"),
         (dict(dropout=0.1), "has no dropout"),
         (dict(layers=-1), "greater than or equal to 0"),
     ],

@@ -51,7 +51,7 @@ def settings_of(case, folder, zero_stage=None):
         objectives = {"infonce": {}, "consistency": {}, "listnet": {}}
         if case == "vectors":  # one view; the teacher is wider than the student, its twin is not
             objectives = {"vector_regression": {}}
-            student |= dict(freeze_embeddings=True)
+            student |= dict(freeze_layers=1)
         train |= dict(objectives=objectives, max_steps=6, learning_rate=1e-3)
     else:
         student = dict(

@@ -10,6 +10,7 @@ from scipy.stats import spearmanr
 from sklearn.metrics.pairwise import cosine_similarity
 
 from stages.embed.embedder import Embedder
+from stages.encoder.model import layer_stack
 from stages.encoder.settings import EncoderSettings
 from stages.encoder.tokenizer import pad
 from stages.errors import UserError
@@ -21,11 +22,11 @@ from stages.train.checkpoint import Checkpoints, Saved
 from stages.train.engine import PlainEngine
 from stages.train.loop import Training
 from stages.train.order import BatchOrder
-from stages.train.settings import StudentSettings, TrainSettings
+from stages.train.settings import Objectives, StudentSettings, TrainSettings
 from stages.train.student import build_student, step_seed
 from stages.train.views import TrainingData
 from tests.support.data import write_sts
-from tests.support.models import make_sentences
+from tests.support.models import make_model, make_sentences
 from tests.support.training import train
 
 ROWS_PER_SHARD = 40
@@ -93,18 +94,46 @@ def test_a_second_view_that_would_be_the_first_changes_nothing(data, student_fol
     assert tokens[1] == 2 * tokens[0]
 
 
-def test_frozen_word_embeddings_stay(data, student_folder):
-    trained = [
-        run(data, student_folder, settings_of(max_steps=3), freeze_embeddings=frozen).weights
-        for frozen in (False, True)
-    ]
+@pytest.mark.parametrize(
+    ("frozen", "stay"),
+    [
+        (dict(freeze_embeddings=True), ("embeddings.word_embeddings.",)),
+        (dict(freeze_layers=1), ("embeddings.", "encoder.layer.0.")),
+    ],
+)
+def test_what_is_frozen_stays(data, student_folder, frozen, stay):
     before = load_file(student_folder / "model.safetensors")
-    words = "embeddings.word_embeddings.weight"
     changed = [
         {name for name, x in weights.items() if not torch.equal(x, before[name])}
-        for weights in trained
+        for options in ({}, frozen)
+        for weights in [run(data, student_folder, settings_of(max_steps=3), **options).weights]
     ]
-    assert changed[0] == changed[1] | {words} and words not in changed[1]
+    assert changed[1] == {name for name in changed[0] if not name.startswith(stay)} != changed[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        ("DistilBert", {}), ("MPNet", {}), ("ModernBert", {}),
+        ("Qwen3", {"num_key_value_heads": 1, "head_dim": 16}),
+    ],
+)  # fmt: skip
+def test_no_gradient_runs_through_frozen_layers(tmp_path, kind, config):
+    folder = make_model(tmp_path, kind=kind, **config)
+    settings = StudentSettings(
+        model=str(folder), pooling="mean", device="cpu", freeze_layers=1, head="none", dropout=0.0
+    )
+    objectives = Objectives.model_validate({"infonce": {}})
+    student = build_student(settings, objectives, 0, autocast=False)
+    parent, name = layer_stack(student.encoder.backbone)
+    seen = []
+    for layer in getattr(parent, name):
+        layer.register_forward_pre_hook(lambda layer, x: seen.append(x[0].requires_grad))
+    ids = torch.ones(2, 3, dtype=torch.int64)
+    student(ids, ids, {})[0].sum().backward()
+    assert seen == [False, False]
+    trained = {name for name, x in student.named_parameters() if x.grad is not None}
+    assert trained and not any("embed" in name for name in trained)
 
 
 class Killed(Exception):
