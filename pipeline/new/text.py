@@ -43,7 +43,7 @@ class Source:
 
     path: str
     kind: SourceKind
-    told: bool  # whether the kind can be told from the suffix
+    told: bool  # whether the kind can be told from the suffix of every file
     column: str | None
     columns: tuple[str, ...] = ()
 
@@ -81,10 +81,11 @@ def find_source(path: str, column: str | None) -> Source:
     if not path or "://" in path:
         raise UserError(f"{path!r}: give a local file or folder of text")
     try:
-        first = input_files(path, "text")[0]
+        files = input_files(path, "text")
     except UserError as error:
         raise UserError(str(error).removeprefix("text.path: ")) from None
-    kind, told = _kind(first)
+    first, kind = files[0], _kind(files[0])[0]
+    told = all(_kind(file)[1] for file in files)
     if kind != "parquet":
         _check_text(first)
     columns = text_columns(first, kind)

@@ -113,6 +113,14 @@ def test_what_is_no_text_is_refused(tmp_path, case):
         look(find_source(str(tmp_path / "t.txt"), None))
 
 
+def test_a_folder_of_which_not_all_suffixes_are_known(tmp_path):
+    """What is read is what the recipe then says: all of them as the first."""
+    (tmp_path / "a.txt").write_text("A sentence of the first file.\n")
+    (tmp_path / "b.md").write_text("A sentence of the second one.\n")
+    source = find_source(str(tmp_path), None)
+    assert (source.kind, source.told, look(source).num_sentences) == ("text", False, 2)
+
+
 def test_a_column_that_begins_with_nothing_is_known(tmp_path):
     (tmp_path / "t.jsonl").write_text('{"n": 1, "text": null}\n{"n": 2, "text": "Some words."}\n')
     assert find_source(str(tmp_path / "t.jsonl"), None).column == "text"
