@@ -213,6 +213,7 @@ def train_sentray(
     plan = make_plan(recipe)
     if target is not None:
         folder = plan.store.open(plan.folders["export"]).folder_path("model")
+        target.unlink(missing_ok=True)  # of a run that was stopped right after
         target.symlink_to(folder)
     rows = (plan.store.open(plan.folders["train"]).file_path("metrics/metrics.jsonl")).read_text()
     steps_done, seconds = 0, 0.0
