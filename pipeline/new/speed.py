@@ -121,7 +121,7 @@ def measure_student(
     from stages.tokens.tokeniser import Tokeniser
     from stages.train.engine import PlainEngine
     from stages.train.loop import Training
-    from stages.train.student import build_student
+    from stages.train.student import autocasts, build_student
     from stages.train.views import TrainingData
 
     num_rows = max(settings.batch_size, min(len(texts), MOST_TEXTS))
@@ -138,7 +138,7 @@ def measure_student(
         data = TrainingData(tokens, [factors], [1.0], [])
         started = time.perf_counter()
         built = build_student(
-            student, settings.objectives, settings.seed, settings.precision == "bfloat16",
+            student, settings.objectives, settings.seed, autocasts(settings, student.device),
             [(factors, 1.0)],
         )  # fmt: skip
         load = time.perf_counter() - started

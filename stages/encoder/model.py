@@ -20,7 +20,7 @@ from stages.encoder.config import (
     read_pipeline,
     resolved,
 )
-from stages.encoder.cpu import pack_linears
+from stages.encoder.cpu import DTYPES, NOT_HERE, computed_type, pack_linears
 from stages.encoder.dense import Dense, load_dense
 from stages.encoder.files import model_folder
 from stages.encoder.pipeline import PipelineEncoder
@@ -40,8 +40,6 @@ from stages.rows import unit_rows
 # Rows tokenised, sorted by length and embedded together: long enough that sorting leaves under
 # 2% padding, short enough that tokenising one window hides behind computing the one before.
 WINDOW_ROWS = 4096
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Encoder(nn.Module):
@@ -203,16 +201,21 @@ def load_encoder(settings: EncoderSettings) -> Encoder:
 
 
 def load_for_inference(settings: EncoderSettings) -> Encoder | PipelineEncoder:
-    """`load_encoder`, with weights cast to the precision of the forward pass and, on a CPU, packed
-    for it where that is not slower; by sentence-transformers itself where a pipeline has what our
-    encoder does not know. It can't be trained or saved."""
-    found = resolved(settings)
+    """`load_encoder`, with weights cast to the type that the forward pass is computed in and, on a
+    CPU, packed for it where that is not slower; by sentence-transformers itself where a pipeline
+    has what our encoder does not know. It can't be trained or saved."""
+    found, device = resolved(settings), pick_device(settings.device)
+    dtype = computed_type(settings.precision, device)
+    encoder: Encoder | PipelineEncoder
     if found.pooling == "pipeline":
-        return PipelineEncoder(found, pick_device(settings.device), DTYPES[settings.precision])
-    encoder = load_encoder(settings)
-    encoder.backbone.to(DTYPES[settings.precision])
-    if encoder.device.type == "cpu":
-        encoder.arithmetic = pack_linears(encoder.backbone)
+        encoder = PipelineEncoder(found, device, dtype)
+    else:
+        encoder = load_encoder(settings)
+        encoder.backbone.to(dtype)
+        if device.type == "cpu":
+            encoder.arithmetic = pack_linears(encoder.backbone)
+    if dtype != DTYPES[settings.precision]:
+        encoder.arithmetic += f"; {NOT_HERE.format(settings.precision)}"
     return encoder
 
 

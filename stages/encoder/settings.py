@@ -97,7 +97,9 @@ class EncoderSettings(ModelSettings):
         description="Most tokens of a sentence, special tokens and template included.",
     )
     precision: Literal["float32", "bfloat16", "float16"] = Field(
-        "float32", description="Arithmetic of the forward pass. Pooling always runs in float32."
+        "float32",
+        description="Arithmetic of the forward pass. Pooling always runs in float32, and so does "
+        "all on a CPU without instructions for a 16-bit one.",
     )
     layers: Annotated[int, Field(ge=0)] | Annotated[list[int], Field(min_length=1)] | None = Field(
         None,

@@ -54,7 +54,9 @@ class BackTranslation(RewriteSource):
         description="ctranslate2: fast, for Marian and similar models. transformers: any model.",
     )
     precision: Literal["float32", "bfloat16", "float16", "int8"] = Field(
-        "float32", description="Arithmetic of the forward pass; int8 needs ctranslate2."
+        "float32",
+        description="Arithmetic of the forward pass; int8 needs ctranslate2. transformers takes "
+        "float32 on a CPU without instructions for a 16-bit one.",
     )
     num_beams: int = Field(4, ge=1, description="Width of the beam search; 1: greedy.")
     temperature: float | None = Field(

@@ -26,7 +26,8 @@ import torch
 from transformers import GenerationConfig
 
 from stages.encoder.config import num_positions
-from stages.encoder.model import DTYPES, pick_device
+from stages.encoder.cpu import computed_type
+from stages.encoder.model import pick_device
 from stages.encoder.settings import ModelSettings
 from stages.encoder.tokenizer import pad, token_budget_batches
 from stages.errors import UserError
@@ -174,8 +175,9 @@ class _Transformers:
     """Runs the model with transformers' own `generate`."""
 
     def __init__(self, model: ModelSettings, settings: BackTranslation, tokenizer: Any) -> None:
-        self._model = load_translation_model(model).to(pick_device(settings.device))
-        self._model.to(DTYPES[settings.precision])
+        device = pick_device(settings.device)
+        self._model = load_translation_model(model).to(device)
+        self._model.to(computed_type(settings.precision, device))
         self._pad_id = tokenizer.pad_token_id
         theirs = self._model.generation_config
         draws: dict[str, Any] = {}

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from stages.contract import Work
+from stages.encoder.cpu import NOT_HERE
 from stages.evaluate.sets import load_sts
 from stages.rows import FactorRows, OwnedRows, TokenRows
 from stages.text import clock
@@ -22,7 +23,7 @@ from stages.train.loop import Training
 from stages.train.metrics import MetricWriter
 from stages.train.settings import TrainSettings
 from stages.train.stage import Train
-from stages.train.student import Student, build_student, save_encoder
+from stages.train.student import Student, autocasts, build_student, save_encoder
 from stages.train.views import TrainingData
 
 BuildEngine = Callable[[Student, TrainSettings], Engine]
@@ -40,6 +41,9 @@ def train(stage: Train, work: Work) -> None:
             "Padding is computed too, in groups of like length: this student's attention cannot be "
             "told where sentences end. Others train faster on a CPU, without padding."
         )
+    precision = stage.settings.precision
+    if is_first and precision == "bfloat16" and not student.autocast:
+        work.say(f"computed in {NOT_HERE.format(precision)}")
     for row in training.rows():
         if writer:
             writer.add(row)
@@ -106,7 +110,7 @@ def start_training(
         stage.student.located(work),
         settings.objectives,
         settings.seed,
-        autocast=settings.precision == "bfloat16",
+        autocast=autocasts(settings, stage.student.settings.device),
         teachers=list(zip(data.factors, data.teacher_weights, strict=True)),
         rewritten=data.rewrites is not None and settings.rewritten_view != "none",
     )

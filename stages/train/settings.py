@@ -255,7 +255,8 @@ class TrainSettings(Settings):
     clip_norm: float = Field(1.0, gt=0, description="Clip the norm of the global gradient to this.")
     precision: Literal["float32", "bfloat16"] = Field(
         "float32",
-        description="bfloat16: autocast; weights, optimizer, head and losses stay float32.",
+        description="bfloat16: autocast; weights, optimizer, head and losses stay float32. On a "
+        "CPU without instructions for it all is float32.",
     )
     seed: int = Field(
         42, ge=0, description="Seed of the order of sentences, of dropout and of new weights."

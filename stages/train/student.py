@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from stages.encoder.cpu import computed_type
 from stages.encoder.dense import save_dense
-from stages.encoder.model import Encoder, freeze_layers, load_encoder, set_dropout
+from stages.encoder.model import Encoder, freeze_layers, load_encoder, pick_device, set_dropout
 from stages.encoder.packing import can_pack, packed_length, packed_states
 from stages.encoder.settings import EncoderSettings
 from stages.encoder.static import save_static
@@ -22,7 +23,13 @@ from stages.encoder.tokenizer import SentenceTokenizer, load_view_tokenizers, sa
 from stages.errors import UserError
 from stages.rows import FactorRows
 from stages.train.auxiliary import AuxiliaryInput, GlobalBatchNorm, build_auxiliary
-from stages.train.settings import Objectives, StudentSettings, check_frozen, check_widths
+from stages.train.settings import (
+    Objectives,
+    StudentSettings,
+    TrainSettings,
+    check_frozen,
+    check_widths,
+)
 from stages.train.vectors import align, turn_to_principal
 from stages.train.views import view_names
 
@@ -243,6 +250,11 @@ def build_student(
     views = view_names(objectives, settings.views_differ or rewritten)
     student = Student(encoder, settings, tokenizers, head, auxiliary, views, autocast)
     return student.to(encoder.device)
+
+
+def autocasts(settings: TrainSettings, device: str) -> bool:
+    """Whether forward passes of a training run under autocast (see `computed_type`)."""
+    return computed_type(settings.precision, pick_device(device)) == torch.bfloat16
 
 
 def widths_of(settings: StudentSettings, dimension: int) -> tuple[int, ...]:

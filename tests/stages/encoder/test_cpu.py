@@ -12,7 +12,11 @@ from stages.encoder.settings import EncoderSettings
 from stages.evaluate import base
 from stages.evaluate.size import Size
 from stages.rows import unit_rows
+from stages.train.settings import Objectives, TrainSettings
+from stages.train.student import autocasts
 from tests.support.models import make_sentences
+
+INFONCE = Objectives.model_validate({"infonce": {}})
 
 
 @pytest.fixture(autouse=True)
@@ -55,15 +59,28 @@ def test_few_sentences(teacher_folder, texts):
     )
 
 
-def test_bfloat16_stays_as_near(teacher_folder):
+@pytest.mark.parametrize("has_instructions", [True, False])
+def test_bfloat16_where_the_processor_has_it(teacher_folder, has_instructions, monkeypatch):
+    """Without instructions it would be slower than float32, and less exact."""
+    monkeypatch.setattr(
+        cpu, "_is_supported", lambda dtype: has_instructions or dtype == torch.float32
+    )
+    monkeypatch.setattr(cpu, "PackedLinear", lambda linear, activation: linear)
     settings = EncoderSettings(
         model=str(teacher_folder), pooling="mean", max_length=32, device="cpu"
     )
     texts = make_sentences(50)
     exact = load_encoder(settings).encode_unit(texts)
     found = load_for_inference(settings.model_copy(update={"precision": "bfloat16"}))
-    assert "packed" in found.arithmetic or not torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    assert (1 - (exact * unit_rows(found.encode(texts))).sum(1)).max() < 2e-3
+    dtype = torch.bfloat16 if has_instructions else torch.float32
+    assert {parameter.dtype for parameter in found.backbone.parameters()} == {dtype}
+    error = (1 - (exact * unit_rows(found.encode(texts))).sum(1)).max()
+    assert 1e-6 < error < 2e-3 if has_instructions else error < 1e-6
+    assert ("no instructions for bfloat16" in found.arithmetic) == (not has_instructions)
+    assert autocasts(TrainSettings(objectives=INFONCE, precision="bfloat16"), "cpu") == (
+        has_instructions
+    )
+    assert not autocasts(TrainSettings(objectives=INFONCE), "cpu")
 
 
 class Odd(nn.Module):
