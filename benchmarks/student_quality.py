@@ -2,23 +2,40 @@
 
     SENTRAY_DATA=/path/to/data python benchmarks/student_quality.py --seeds 1 2 3
 
-Builds on recipes/wiki-minilm.yaml. First every method gets the same number of trials on STS-B dev,
-with three layers (0, 2, 5) and seed 0. Its best one is then trained with each seed and choice of
-layers, and only these see the test sets. Prints mean and standard deviation over the seeds,
-Spearman x 100. What is done already is not done again, so a part of the table can be made with
---methods and --layers. Every sentence is seen once, in 240 steps of 64 by default.
+Builds on recipes/wiki-minilm.yaml, whose sentences, factors and tokens it makes in --storage; all
+else is the product's training, in this process. First every method gets the same number of trials
+on STS-B dev, with three layers (0, 2, 5) and seed 0. Its best one is then trained with each seed
+and choice of layers, and only these see the test sets. Prints mean and standard deviation over the
+seeds, Spearman x 100. Every sentence is seen once, in 240 steps of 64 by default. What is done
+already (STORAGE/student-quality.jsonl) is not done again, so a part of the table can be made with
+--methods and --layers, side by side too: a process has one thread, and a training takes about two
+minutes.
 """
 
 import argparse
+import json
 import statistics
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
-from measured import figures_of, train_stats
+import torch
+from neighbour_batches import train_of
 from spread import over_seeds
 
+from pipeline.plan.plan import Plan, make_plan
 from pipeline.recipe.read import load_recipe
 from pipeline.run.runner import run
-from pipeline.run.session import ray_session
+from stages.encoder.model import load_for_inference
+from stages.encoder.settings import EncoderSettings
+from stages.evaluate.base import Tested
+from stages.evaluate.sets import load_sts
+from stages.evaluate.sts import score_sts
 from stages.recipe import Recipe
+from stages.train.engine import PlainEngine
+from stages.train.run import start_training
+from stages.train.student import save_encoder
 
 RECIPE = "recipes/wiki-minilm.yaml"
 RATES = ["3e-4", "1e-3", "2e-3"]
@@ -71,6 +88,24 @@ METHODS = {
     ],
 }
 TUNED_LAYERS = "3"
+Figures = dict[str, float]
+
+
+class Kept:
+    """Figures by key in a file of JSON lines, to which other processes may add."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def once(self, key: str, measure: Callable[[], Figures]) -> Figures:
+        lines = self.file.read_text().splitlines() if self.file.exists() else []
+        for found in map(json.loads, lines):
+            if found["key"] == key:
+                return found["figures"]
+        figures = measure()
+        with self.file.open("a") as stream:
+            stream.write(json.dumps({"key": key, "figures": figures}) + "\n")
+        return figures
 
 
 def main() -> None:
@@ -82,59 +117,76 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--storage", default="runs")
     options = parser.parse_args()
+    torch.set_num_threads(1)
     shared = [
         f"train.max_steps={options.steps}", f"train.batch_size={options.batch_size}",
-        f"train.dev.every_steps={options.steps // 4}", f"storage={options.storage}",
-        f"sentences.limit={options.steps * options.batch_size}",
-        "evaluate.speed=false", "student.freeze_layers=0",
+        f"train.dev.every_steps={options.steps // 2}", f"storage={options.storage}",
+        f"sentences.limit={options.steps * options.batch_size}", "student.freeze_layers=0",
     ]  # fmt: skip
-    with ray_session(None):
-        table(options, shared)
+    kept = Kept(Path(options.storage) / "student-quality.jsonl")
+    recipe = load_recipe(RECIPE, shared)
+    plan = make_plan(recipe)
+    if any(plan.nodes[name].manifest is None for name in ("tokens", "embed:minilm")):
+        for stage in ("sentences", "tokens", "embed"):
+            run(recipe, only=stage)
+    table(options, shared, kept)
 
 
-def table(options: argparse.Namespace, shared: list[str]) -> None:
-    chosen = {method: best_trial(method, shared) for method in options.methods}
-    before: dict[str, dict[str, dict[str, float]]] = {}
+def table(options: argparse.Namespace, shared: list[str], kept: Kept) -> None:
+    chosen = {method: best_trial(method, shared, kept) for method in options.methods}
     for layers in options.layers:
+        recipe = load_recipe(RECIPE, [*shared, f"student.layers={layers}"])
+        untrained = recipe.student.encoder()
+        before = kept.once(f"before, {layers}", partial(tested, recipe, untrained))
+        print(f"layers {layers:<12}{'before':<24}{over_seeds([before])}", flush=True)
         for method, trial in chosen.items():
             rows = []
             for seed in options.seeds:
-                recipe = trained([*shared, *trial], layers, seed, whole=True)
-                before[layers] = figures_of(recipe)
-                rows.append(row_of(before[layers]["student after"], dev_of(recipe)))
-                print(f"layers {layers}, {method}, seed {seed}: {rows[-1]}", flush=True)
+                changes = [*shared, *trial, f"student.layers={layers}", f"train.seed={seed}"]
+                rows.append(trained(changes, kept, whole=True))
             print(f"layers {layers:<12}{method:<24}{over_seeds(rows)}", flush=True)
-    for layers, figures in before.items():
-        for who in ("student before", "minilm"):
-            print(f"layers {layers:<12}{who:<24}{over_seeds([row_of(figures[who])])}")
+    teacher = recipe.teachers[0].encoder().model_copy(update={"precision": "float32"})
+    print(f"teacher {over_seeds([kept.once('teacher', partial(tested, recipe, teacher))])}")
 
 
-def best_trial(method: str, shared: list[str]) -> list[str]:
+def best_trial(method: str, shared: list[str], kept: Kept) -> list[str]:
     """The trial of a method with the best STS-B dev."""
     scores = []
     for trial in METHODS[method]:
-        scores.append(dev_of(trained([*shared, *trial], TUNED_LAYERS, 0, whole=False)))
+        changes = [*shared, *trial, f"student.layers={TUNED_LAYERS}", "train.seed=0"]
+        scores.append(trained(changes, kept, whole=False)["STS-B dev"])
         print(f"{method}: dev {scores[-1]:.2f} with {trial}", flush=True)
     return METHODS[method][scores.index(max(scores))]
 
 
-def trained(changes: list[str], layers: str, seed: int, whole: bool) -> Recipe:
-    """The recipe after it has run; its tests are read only where the whole is asked for."""
-    shape = [f"student.layers={layers}", f"train.seed={seed}"]
-    recipe = load_recipe(
-        RECIPE, [*changes, *shape, *([] if whole else ["evaluate={speed: false}"])]
-    )
-    run(recipe, out=lambda line: None)
-    return recipe
+def trained(changes: list[str], kept: Kept, whole: bool) -> Figures:
+    """Dev of a student and, where the whole is asked for, its tests; trains what is not known."""
+    plan = make_plan(load_recipe(RECIPE, changes))
+    key = f"{plan.graph['train'].fingerprint}, {'tests' if whole else 'dev'}"
+    return kept.once(key, partial(measured, plan, whole))
 
 
-def dev_of(recipe: Recipe) -> float:
-    return train_stats(recipe)["dev_spearman"]
+def measured(plan: Plan, whole: bool) -> Figures:
+    stage, work = train_of(plan)
+    training = start_training(stage, work, PlainEngine, checkpointed=False)
+    for _ in training.rows():
+        pass
+    dev = {"STS-B dev": training.progress.best_score or float("nan")}
+    if not whole:
+        return dev
+    with tempfile.TemporaryDirectory() as folder:
+        save_encoder(training.engine.student.encoder, training.trained.weights, Path(folder))
+        return tested(plan.recipe, EncoderSettings(model=folder, pooling="auto")) | dev
 
 
-def row_of(scores: dict[str, float], dev: float | None = None) -> dict[str, float]:
-    mean = {"mean": statistics.mean(scores.values())}
-    return scores | mean | ({} if dev is None else {"STS-B dev": dev})
+def tested(recipe: Recipe, settings: EncoderSettings) -> Figures:
+    """Spearman x 100 on the recipe's test sets, as its evaluation gives them, and their mean."""
+    longer = settings.model_copy(update={"max_length": recipe.evaluate.max_length})
+    encoder = load_for_inference(longer)
+    known = Tested(encoder.encode_unit, None)
+    results = [score_sts(load_sts(one), known, 0) for one in recipe.evaluate.sts]
+    figures = {result.figures[0].name: result.figures[0].value for result in results}
+    return figures | {"mean": statistics.mean(figures.values())}
 
 
 if __name__ == "__main__":
