@@ -8,6 +8,7 @@ from urllib.request import urlopen
 import pytest
 import ray
 
+from pipeline.run.board import poster, start_board
 from pipeline.run.metrics import COUNTERS, FIGURE
 from pipeline.store.artifacts import ArtifactStore
 from tests.support import REPOSITORY
@@ -72,6 +73,23 @@ def run(ray_cluster, teacher_folder, student_folder, tmp_path_factory):
     recipe = overridden(file, (name, "evaluate.speed=false", "train.max_steps=4"))
     sentray("run", sentray.recipe_file(recipe))
     return Seen(recipe)
+
+
+def test_what_actors_of_shards_say_is_in_the_log(run):
+    said = [one["text"] for one in run.log() if one["stage"] == "embed:t"]
+    assert len([text for text in said if "linear layers" in text]) == 1
+
+
+def test_what_each_of_several_actors_says_is_told_once(ray_cluster):
+    board = start_board()
+    for say in (poster("a", board, once=True), poster("a", board, once=True)):
+        say("slow", important=True)
+    poster("b", board, once=True)("slow")
+    poster("b", board)("slow")
+    news = ray.get(board.take.remote())
+    assert [one[:3] for one in news] == [
+        ("a", "slow", True), ("b", "slow", False), ("b", "slow", False),
+    ]  # fmt: skip
 
 
 def test_metrics_say_what_was_made_and_what_it_took(run):

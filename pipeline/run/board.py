@@ -26,6 +26,7 @@ class Board:
         self._errors: dict[str, UserError] = {}
         self._asked = False
         self._begun: set[str] = set()
+        self._once: set[tuple[str, str]] = set()
 
     def begin(self, node: str) -> bool:
         """A worker is there for a node; False: too late, all are asked to end."""
@@ -35,6 +36,12 @@ class Board:
 
     def post(self, *news: *News) -> None:
         self._news.append(news)
+
+    def post_once(self, *news: *News) -> None:
+        """What each of a node's actors says is told once."""
+        if news[:2] not in self._once:
+            self._once.add(news[:2])
+            self._news.append(news)
 
     def post_error(self, node: str, error: UserError) -> None:
         self._errors[node] = error
@@ -73,11 +80,12 @@ def near() -> dict[str, Any]:
     return {"scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False)}
 
 
-def poster(node: str, board: Any) -> Say:
-    """What a worker says about a node goes to the board."""
+def poster(node: str, board: Any, once: bool = False) -> Say:
+    """What a worker says about a node goes to the board; `once`: whichever of them says it."""
+    post = board.post_once if once else board.post
 
     def say(text: str, important: bool = False, figures: Mapping[str, float] = NO_FIGURES) -> None:
-        board.post.remote(node, text, important, dict(figures))
+        post.remote(node, text, important, dict(figures))
 
     return say
 

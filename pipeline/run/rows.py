@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 
-from pipeline.run.board import asked_of, begin, machine_is_leaving
+from pipeline.run.board import asked_of, begin, machine_is_leaving, poster, wait_until_told
 from pipeline.run.meter import Meter
 from pipeline.run.placement import Place, assigned_cores, place_of, use_assigned_cores
 from pipeline.run.progress import NodeProgress
@@ -55,7 +55,8 @@ class ShardActor:
         self._make: Callable[[int], Shard | None] | None = None
         self._meter = Meter(assigned_cores())
         self._restarted = bool(ray.get_runtime_context().was_current_actor_reconstructed)
-        self._work = replace(work, stopping=asked_of(board), meter=self._meter)
+        tell = poster(work.name, board, once=True)
+        self._work = replace(work, tell=tell, stopping=asked_of(board), meter=self._meter)
 
     def _leave(self) -> None:
         """Ends this process once its machine is taken away and its shard is made.
@@ -90,6 +91,7 @@ class ShardActor:
             if self._make is None:
                 begin(self._work.name, self._board)
                 self._make = self._open(self._work)
+                wait_until_told(self._board)
             with used_meanwhile():
                 shard = self._make(number)
             usage += self._meter.lap()
