@@ -74,9 +74,10 @@ def records(root, kind):
     return {i.path: i.mtime_ns for i in found if i.path.endswith(".json") and "/shards/" in i.path}
 
 
-# What processes call themselves: ShardActor, whoever makes shards side by side (embed, perturb,
-# tokens, ranks); _make_there, a stage in one process (corpus, evaluate, export, a training without
-# others); RayTrainWorker; ResourceTrainable, a trial with resources of its own, in Ray Tune's words.
+# What processes call themselves that make shards side by side (embed, perturb, tokens, ranks), a
+# stage in one process (corpus, evaluate, export, a training without others), a part of Ray Train,
+# and a trial with resources of its own, in Ray Tune's words.
+WORKING = ("ShardActor", "_make_there", "RayTrainWorker", "ResourceTrainable")
 WORKER = ("--labels=sentray-pool=work",)
 
 
@@ -113,6 +114,11 @@ def test_machines_lost_while_they_embed_and_while_one_trains(
     assert contents(root) == contents(Root(str(tmp_path / "undisturbed")))
 
 
+def is_working(title, word):
+    """Whether a process makes something so; Ray's own have such titles too."""
+    return title.startswith("ray::") and word in title
+
+
 def one_at_work(nodes, machines, job, word):
     """A machine with such a process, once there is one."""
     found = []
@@ -120,7 +126,7 @@ def one_at_work(nodes, machines, job, word):
     def seen():
         log_of_running(job)
         for number in machines:
-            if any(title.startswith("ray::") and word in title for title in nodes.titles(number)):
+            if any(is_working(title, word) for title in nodes.titles(number)):
                 found.append(number)
         return found
 
@@ -174,7 +180,7 @@ def test_a_machine_that_joins_late_is_used(lab, nodes, root, recipe):
     used = []
 
     def seen_or_over():
-        used.extend(filter(is_working, nodes.titles(2)))
+        used.extend(t for t in nodes.titles(2) if any(is_working(t, word) for word in WORKING))
         return used or server.job(job).status.is_terminal()
 
     until(seen_or_over)
