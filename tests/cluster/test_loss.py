@@ -74,10 +74,6 @@ def records(root, kind):
     return {i.path: i.mtime_ns for i in found if i.path.endswith(".json") and "/shards/" in i.path}
 
 
-# What processes call themselves that make shards side by side (embed, perturb, tokens, ranks), a
-# stage in one process (corpus, evaluate, export, a training without others), a part of Ray Train,
-# and a trial with resources of its own, in Ray Tune's words.
-WORKING = ("ShardActor", "_make_there", "RayTrainWorker", "ResourceTrainable")
 WORKER = ("--labels=sentray-pool=work",)
 
 
@@ -115,7 +111,9 @@ def test_machines_lost_while_they_embed_and_while_one_trains(
 
 
 def is_working(title, word):
-    """Whether a process makes something so; Ray's own have such titles too."""
+    """Whether a process makes something, and how: ShardActor, shards side by side (embed, perturb,
+    tokens, ranks); _make_there, a stage in one process (corpus, evaluate, export, a training
+    without others); RayTrainWorker. Ray's own have such titles too."""
     return title.startswith("ray::") and word in title
 
 
@@ -180,7 +178,7 @@ def test_a_machine_that_joins_late_is_used(lab, nodes, root, recipe):
     used = []
 
     def seen_or_over():
-        used.extend(t for t in nodes.titles(2) if any(is_working(t, word) for word in WORKING))
+        used.extend(title for title in nodes.titles(2) if is_working(title, "ShardActor"))
         return used or server.job(job).status.is_terminal()
 
     until(seen_or_over)
