@@ -94,6 +94,9 @@ BAD = {
         lambda tmp: chat(budget={"max_requests": 0}), "greater than or equal to 1, not 0"),
     "a limit of money without prices": (
         lambda tmp: chat(budget={"max_cost": 5.0}), "max_cost needs price_per_million_prompt_to"),
+    "a budget for a model that nobody bills": (
+        lambda tmp: chat(engine="vllm", key_variable=None, budget={"max_requests": 9}),
+        "budget is of endpoints; engine: vllm has no use for it"),
     "two sources in one entry": (
         lambda tmp: ["perturb=[{name: p, backtranslation: {}, pairs: {path: x}}]"],
         "name exactly one of: pairs, backtranslation, rewriting"),

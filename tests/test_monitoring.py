@@ -86,9 +86,12 @@ def test_what_each_of_several_actors_says_is_told_once(ray_cluster):
         say("slow", important=True)
     poster("b", board, once=True)("slow")
     poster("b", board)("slow")
+    for rows in (1, 2):
+        poster("b", board, once=True)("slow", figures={"rows": rows})
     news = ray.get(board.take.remote())
-    assert [one[:3] for one in news] == [
-        ("a", "slow", True), ("b", "slow", False), ("b", "slow", False),
+    assert [(one[0], one[2], one[3]) for one in news] == [
+        ("a", True, {}), ("b", False, {}), ("b", False, {}), ("b", False, {"rows": 1}),
+        ("b", False, {"rows": 2}),
     ]  # fmt: skip
 
 

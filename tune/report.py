@@ -38,6 +38,9 @@ def outcome_text(outcome: Outcome) -> str:
     for reason in dict.fromkeys(reasons):
         lines.append(f"{reasons.count(reason)} failed: {reason}")
     lines += ["", _verdict(outcome)]
+    found = (search.store.manifest(trial.folder) for trial in outcome.best.trials)
+    warnings = [one.stats["warning"] for one in found if one and "warning" in one.stats]
+    lines += [f"WARNING: {warning}" for warning in dict.fromkeys(warnings)]
     for what, file in (("recipe", "best.yaml"), ("report", "report.html")):
         lines.append(f"{what}: {search.store.root.path(f'{search.folder}/{file}')}")
     return "\n".join([*lines, "", *_tests(outcome)]).rstrip()

@@ -49,7 +49,7 @@ def _one_device(settings: SearchSettings, workers: Workers, work: NodeWork) -> R
     cores = settings.cpus_per_trial or process.cpus or workers.cpus or 1
     share = settings.gpus_per_trial if settings.gpus_per_trial is not None else process.gpus
     if share is None:
-        share = float(workers.gpus or 0) or float(machines.has_gpus)
+        share = float(machines.has_gpus if workers.gpus is None else workers.gpus)
     fits = machines.fitting(cores, share)
     if fits < 1:
         raise UserError(

@@ -38,8 +38,8 @@ class Board:
         self._news.append(news)
 
     def post_once(self, *news: *News) -> None:
-        """What each of a node's actors says is told once."""
-        if news[:2] not in self._once:
+        """What each of a node's actors says is told once; figures are always."""
+        if news[3] or news[:2] not in self._once:
             self._once.add(news[:2])
             self._news.append(news)
 

@@ -99,8 +99,10 @@ def choose(
 
 
 def named(given: str, nodes: Mapping[str, Node]) -> list[str]:
-    """Nodes called `given`, or whose names begin with it (`embed` is every `embed:...`)."""
-    found = [name for name in nodes if name == given or name.startswith(f"{given}:")]
+    """Nodes called `given`, or whose names begin with it: `embed` is every `embed:...`, and
+    `evaluate:after` every `evaluate:after:...` and `evaluate:after+...`."""
+    begins = (f"{given}:", f"{given}+")
+    found = [name for name in nodes if name == given or name.startswith(begins)]
     if not found:
         raise UserError(f"there is no stage '{given}'; this recipe has {', '.join(nodes)}")
     return found

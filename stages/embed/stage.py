@@ -61,7 +61,7 @@ class Embed(RowWise):
             work.say(warning, important=True)
         embed = Embedder(settings, work.count_tokens, basis)
         if embed.arithmetic:
-            work.say(embed.arithmetic, important=embed.arithmetic.startswith("WARNING"))
+            work.say(embed.arithmetic, important=True)
         return embed
 
     def open(self, work: Work) -> Callable[[int], Shard]:

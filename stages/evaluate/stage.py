@@ -95,7 +95,10 @@ class Evaluate(Stage):
         from stages.encoder.model import load_for_inference
 
         settings = encoder.located(work).model_copy(update={"max_length": self.max_length})
-        return load_for_inference(settings)
+        found = load_for_inference(settings)
+        if found.arithmetic:
+            work.say(found.arithmetic, important="WARNING" in found.arithmetic)
+        return found
 
     def make(self, work: Work, loaded: Tested) -> None:
         if width := self.label.dimensions:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from stages.rewrite.settings import PerturbSettings
 
 ANSWERS = "answers"  # folder of the journal of chat models' answers, shared by all recipes
+# What vLLM, which answers each sentence once and costs nothing a request, does not heed
+LIMITS = ("budget", "requests_per_minute", "tokens_per_minute", "max_answers")
 Ref = tuple[int, int]  # shard, place
 Sentence = tuple[Ref, str]
 
@@ -109,6 +111,14 @@ class Rewriting(RewriteSource, EndpointSettings):
                 "prompt must contain {sentence} exactly once and no other field "
                 f"(it has {fields or 'none'}); braces that are text must be doubled"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _vllm_has_no_limits(self) -> "Rewriting":
+        fields = type(self).model_fields
+        for name in LIMITS if self.engine == "vllm" else ():
+            if getattr(self, name) != fields[name].get_default():
+                raise ValueError(f"{name} is of endpoints; engine: vllm has no use for it")
         return self
 
     @property

@@ -43,7 +43,7 @@ def train(stage: Train, work: Work) -> None:
         )
     precision = stage.settings.precision
     if is_first and precision == "bfloat16" and not student.autocast:
-        work.say(f"computed in {NOT_HERE.format(precision)}")
+        work.say(f"computed in {NOT_HERE.format(precision)}", important=True)
     for row in training.rows():
         if writer:
             writer.add(row)

@@ -118,9 +118,11 @@ class Vocabulary(Stage):
             )
             np.save(target / "kept.npy", kept)
             work.say(found.told(), important=True)
+            notes = [f"{found.told()}."]
             if found.warning:
-                work.say(f"WARNING: {found.warning}", important=True)
-            work.publish(measured([], [f"{found.told()}."], vocabulary=found.figures()), target)
+                notes.append(f"WARNING: {found.warning}")
+                work.say(notes[-1], important=True)
+            work.publish(measured([], notes, vocabulary=found.figures()), target)
 
 
 @dataclass(frozen=True)

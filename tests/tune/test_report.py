@@ -1,13 +1,22 @@
 """Figures and pictures of a search."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
 
 from pipeline.report.figures import Results
+from pipeline.run.placement import Machines
+from pipeline.run.pools import ProcessSettings
+from pipeline.store.artifacts import ArtifactStore
+from stages.contract import Workers
 from tests.support.trials import RATE, trial
+from tune import report, resources
 from tune.page import heat_map, importances
 from tune.phases import Outcome
 from tune.progress import shown_score
 from tune.ranking import own_trials, rank
+from tune.settings import SearchSettings
 from tune.trials import TrialLog
 
 
@@ -41,6 +50,26 @@ def test_a_dollar_in_a_setting_is_drawn_as_it_is(make_search):
     outcome = outcome_of(search, [owned(search, 0.1, 5.0)])
     trials = [replace(outcome.trials[0], values={RATE: 0.1, key: "$x_{$ [X]"})]
     assert "$x_{$" in heat_map(replace(outcome, trials=trials), RATE, key)
+
+
+def test_what_a_training_warned_of_is_said_of_the_best(make_search, monkeypatch):
+    search = make_search({RATE: {"grid": [0.1]}}, seeds=[1])
+    outcome = outcome_of(search, [owned(search, 0.1, 5.0)])
+    monkeypatch.setattr(report, "_tests", lambda outcome: [])
+    assert "WARNING" not in report.outcome_text(outcome)
+    kept = {outcome.best.trials[0].folder: SimpleNamespace(stats={"warning": "hardly agree"})}
+    monkeypatch.setattr(ArtifactStore, "manifest", lambda store, folder: kept.get(folder))
+    assert "\nWARNING: hardly agree\n" in report.outcome_text(outcome)
+
+
+@pytest.mark.parametrize(("gpus", "share"), [(None, 1.0), (0, 0.0), (1, 1.0)])
+def test_a_trial_takes_a_gpu_where_there_is_one_unless_it_is_to_take_none(monkeypatch, gpus, share):
+    machines = Machines("here", [(4, 2)], {}, ProcessSettings())
+    monkeypatch.setattr(resources, "machines_for", lambda *_: machines)
+    settings = SearchSettings.model_validate({"space": {RATE: {"grid": [0.1]}}})
+    work = SimpleNamespace(node=SimpleNamespace(stage=None), name="train", pools={})
+    found = resources._one_device(settings, Workers(1, None, gpus, False), work)
+    assert found.resources == {"CPU": 1, "GPU": share}
 
 
 def test_scores_are_shown_with_the_digits_they_need():

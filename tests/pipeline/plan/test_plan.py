@@ -9,6 +9,7 @@ import yaml
 
 from pipeline.plan.graph import build_graph
 from pipeline.recipe.read import load_recipe
+from pipeline.run.runner import named
 from stages.errors import UserError
 from tests.support.models import make_model, make_sentences
 from tests.support.recipes import setting
@@ -240,3 +241,12 @@ def test_what_negations_read_does_not_depend_on_rewrites(tmp_path, tiny_recipe, 
         found.append(build_graph(load_recipe(file)).nodes["tokens:negated"])
     assert [node.inputs for node in found] == 3 * [{"sentences": "sentences"}]
     assert len({node.fingerprint for node in found}) == 1
+
+
+def test_a_begun_name_is_every_node_that_begins_so():
+    nodes = dict.fromkeys(
+        ["evaluate:after:STS", "evaluate:after+256d:STS", "evaluate:afterwards:STS", "train"]
+    )
+    assert named("evaluate:after", nodes) == ["evaluate:after:STS", "evaluate:after+256d:STS"]
+    assert named("evaluate", nodes) == [*nodes][:3]
+    assert named("evaluate:after+256d", nodes) == ["evaluate:after+256d:STS"]
