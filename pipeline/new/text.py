@@ -1,4 +1,4 @@
-"""A look at a user's text: how much there is, how long, in which column. No torch.
+"""A look at a user's text: how much there is, how long, in which columns. No torch.
 
 Every record is counted, up to MOST_RECORDS; of some a sample is kept. Memory: the sample, and a
 hash for each of the first HASHED records that could be a sentence (100 MB).
@@ -8,7 +8,7 @@ import difflib
 import gzip
 import random
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -17,7 +17,6 @@ from stages.errors import UserError
 from stages.sentences.cleaning import clean_text
 from stages.sentences.settings import SUFFIXES, SentencesSettings, SourceKind
 from stages.sentences.sources import (
-    Record,
     Reject,
     Table,
     input_files,
@@ -33,19 +32,40 @@ SAMPLE = 2000
 LONG_CHARS = 300
 # Names that columns of text go by, the most usual ones first.
 USUAL = ("text", "sentence", "sentence1", "content", "body", "document", "title")
+# Of a table of queries and documents: titles are short, bodies long and never cut.
+PAIRS_CHARS = (3, 4000)
+# Pairs that are kept out of training for the retrieval test: a share of all, at most so many, and
+# none where that leaves too few to tell anything.
+HELD_OUT_SHARE, MOST_HELD_OUT, LEAST_HELD_OUT = 0.1, 500, 20
 # Beyond this share of lines that are not UTF-8, the file is in another encoding.
 MOST_INVALID = 0.02
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where text is. column: None for lines of text. columns: those that could be it instead."""
+    """Where text is.
+
+    told: whether the kind can be told from the suffix of every file. chosen: its columns, by the
+        flags that name them: --column, or --query and --document; none for lines of text.
+    columns: those that could be --column instead.
+    """
 
     path: str
     kind: SourceKind
-    told: bool  # whether the kind can be told from the suffix of every file
-    column: str | None
+    told: bool
+    chosen: Mapping[str, str]
     columns: tuple[str, ...] = ()
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether it holds queries and documents."""
+        return len(self.chosen) > 1
+
+    @property
+    def char_limits(self) -> tuple[int, int]:
+        """Lengths of sentences that are kept: min_chars, max_chars."""
+        usual = SentencesSettings(source="text", path=self.path)
+        return PAIRS_CHARS if self.has_pairs else (usual.min_chars, usual.max_chars)
 
 
 @dataclass(frozen=True)
@@ -53,13 +73,15 @@ class Text:
     """What a source holds.
 
     num_sentences: distinct ones of the lengths that are kept, estimated where records are cut into
-        sentences, or where there are more than HASHED. complete: False where there are more.
+        sentences, or where there are more than HASHED; without those of num_held_out pairs that
+        are kept out of training. complete: False where there are more.
     num_invalid: lines that are not UTF-8.
     """
 
     source: Source
     num_records: int
     num_sentences: int
+    num_held_out: int
     complete: bool
     num_invalid: int
     split: bool
@@ -72,8 +94,11 @@ class Text:
         return lengths[len(lengths) // 4], lengths[3 * len(lengths) // 4]
 
 
-def find_source(path: str, column: str | None) -> Source:
-    """The kind of a file or folder, and the column that holds the text.
+def find_source(path: str, chosen: Mapping[str, str]) -> Source:
+    """The kind of a file or folder, and the columns that hold text.
+
+    Args:
+        chosen: as a source has them; nothing: the likely column is proposed.
 
     Raises:
         UserError: nothing there, empty, not text, or no such column; with the nearest one.
@@ -90,22 +115,23 @@ def find_source(path: str, column: str | None) -> Source:
         _check_text(first)
     columns = text_columns(first, kind)
     if kind == "text":
-        if column is not None:
-            raise UserError(f"--column {column}: {first} is plain text, which has no columns")
-        return Source(path, kind, told, None)
-    if column is not None:
-        if column in columns:
-            return Source(path, kind, told, column)
-        close = difflib.get_close_matches(column, columns, n=1, cutoff=0.5)
-        hint = f"did you mean '{close[0]}'? " if close else ""
-        known = ", ".join(columns) or "none"
-        raise UserError(f"--column {column}: {hint}{first} has these columns of text: {known}")
+        for flag, column in chosen.items():
+            raise UserError(f"{flag} {column}: {first} is plain text, which has no columns")
+        return Source(path, kind, told, {})
+    for flag, column in chosen.items():
+        if column not in columns:
+            close = difflib.get_close_matches(column, columns, n=1, cutoff=0.5)
+            hint = f"did you mean '{close[0]}'? " if close else ""
+            known = ", ".join(columns) or "none"
+            raise UserError(f"{flag} {column}: {hint}{first} has these columns of text: {known}")
+    if chosen:
+        return Source(path, kind, told, chosen)
     if not columns:
         raise UserError(f"{first}: no column in it holds text")
     likely = next((name for name in USUAL if name in columns), None) or _longest(
         first, kind, columns
     )
-    return Source(path, kind, told, likely, tuple(columns))
+    return Source(path, kind, told, {"--column": likely}, tuple(columns))
 
 
 def look(source: Source) -> Text:
@@ -115,7 +141,7 @@ def look(source: Source) -> Text:
         UserError: a broken file, a wrong encoding, or no sentence in it.
     """
     settings = SentencesSettings(source="text", path=source.path)
-    shortest, longest = settings.min_chars, settings.max_chars
+    shortest, longest = source.char_limits
     draw, sample = random.Random(0), list[str]()
     seen: set[int] = set()
     num_records = num_invalid = num_kept = num_hashed = 0
@@ -128,23 +154,22 @@ def look(source: Source) -> Text:
         if isinstance(record, Reject):
             num_invalid += record.reason == "invalid_utf8"
             continue
-        text = record.strip()
-        if not text:
-            continue
-        place = num_kept if num_kept < SAMPLE else draw.randrange(num_kept + 1)
-        num_kept += 1
-        if num_kept <= HASHED:
-            seen.add(hash(text))
-            num_hashed += 1
-        if place < SAMPLE:
-            sample[place : place + 1] = [text]
+        for text in filter(None, map(str.strip, record)):
+            place = num_kept if num_kept < SAMPLE else draw.randrange(num_kept + 1)
+            num_kept += 1
+            if num_kept <= HASHED:
+                seen.add(hash(text))
+                num_hashed += 1
+            if place < SAMPLE:
+                sample[place : place + 1] = [text]
     if num_invalid > MOST_INVALID * num_records:
         raise UserError(
             f"{source.path}: {num_invalid:,} of {num_records:,} lines are not UTF-8; convert it, "
             "for example with iconv -f latin1 -t utf-8"
         )
     cleaned = [clean_text(text, settings.unicode) for text in sample]
-    split = bool(cleaned) and statistics.median(map(len, cleaned)) > LONG_CHARS
+    whole = source.has_pairs or not cleaned
+    split = not whole and statistics.median(map(len, cleaned)) > LONG_CHARS
     if split:
         import sentencex
 
@@ -160,10 +185,13 @@ def look(source: Source) -> Text:
             f"({num_records:,} records)"
         )
     distinct = len(seen) / num_hashed * num_kept
-    num_sentences = max(1, round(distinct * len(usable) / len(sample)))
+    num_held_out = min(MOST_HELD_OUT, int(HELD_OUT_SHARE * num_records))
+    if not source.has_pairs or num_held_out < LEAST_HELD_OUT:
+        num_held_out = 0
+    num_sentences = max(1, round(distinct * len(usable) / len(sample)) - 2 * num_held_out)
     draw.shuffle(usable)
     return Text(
-        source, num_records, num_sentences, complete, num_invalid, split,
+        source, num_records, num_sentences, num_held_out, complete, num_invalid, split,
         usable[:SAMPLE],
     )  # fmt: skip
 
@@ -190,11 +218,11 @@ def _check_text(file: Path) -> None:
         )
 
 
-def _records(source: Source) -> Iterator[Record]:
+def _records(source: Source) -> Iterator[tuple[str, ...] | Reject]:
     kind = None if source.told else source.kind
-    table = Table(source.path, (source.column or "text",), kind, "reject", "text")
-    for row in read_table(table):
-        yield row if isinstance(row, Reject) else row[0]
+    columns = tuple(source.chosen.values()) or ("text",)
+    table = Table(source.path, columns, kind, "reject", "text", has_gaps=source.has_pairs)
+    return read_table(table)
 
 
 def _longest(file: Path, kind: SourceKind, columns: list[str]) -> str:

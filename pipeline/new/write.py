@@ -32,7 +32,9 @@ def recipe_text(name: str, command: str, found: Proposal) -> str:
                 f"{found.machine}."
             ),
             *_comment(
-                "For figures of quality, test it on pairs of your own under `evaluate`: "
+                "For figures of quality"
+                + ", beside the retrieval test," * bool(found.text.num_held_out)
+                + " test it on pairs of your own under `evaluate`: "
                 "sts: [{name: mine, path: pairs.tsv}], columns sentence1, sentence2, score."
             ),
         ]
@@ -60,7 +62,8 @@ def screen(out: str, found: Proposal, others: str) -> str:
     all_used = text.complete and plan.num_sentences >= text.num_sentences
     used = "all" if all_used else f"{plan.num_sentences:,}"
     records = f" of {text.num_records:,} records" * (text.num_records != text.num_sentences)
-    where = f" in column {text.source.column}" if text.source.column else ""
+    names = " and ".join(text.source.chosen.values())
+    where = f" in column{'s' * text.source.has_pairs} {names}" if names else ""
     lines = {
         "text": f"{amount(text)} sentences{records}{where}, half of them of {low} to {high} "
         f"characters; {used} of them used",
@@ -71,6 +74,10 @@ def screen(out: str, found: Proposal, others: str) -> str:
         + f", reads {found.lengths.student} tokens in training; another: --layers",
         "training": f"{plan.num_steps:,} steps of {found.sections.train['batch_size']}, "
         f"{found.passes:.1f} passes over the sentences",
+        **(
+            {"test": f"each of {text.num_held_out} held-out queries looks for its document"}
+            if text.num_held_out else {}
+        ),
         "time": f"about {found.all_seconds / 60:.1f} of {found.minutes:g} minutes: {_times(found)}",
     }  # fmt: skip
     shown = shlex.quote(out)
@@ -90,8 +97,8 @@ def amount(text: Text) -> str:
     """How many sentences the text has, in words."""
     if not text.complete:
         return f"more than {text.num_sentences:,}"
-    about = "about " * (text.split or text.num_records > text.num_sentences)
-    return f"{about}{text.num_sentences:,}"
+    estimated = text.split or text.num_held_out or text.num_records > text.num_sentences
+    return f"{'about ' if estimated else ''}{text.num_sentences:,}"
 
 
 def slug(text: str, otherwise: str) -> str:
@@ -104,8 +111,14 @@ def _sentences(found: Proposal) -> dict[str, Any]:
     sentences: dict[str, Any] = {"path": source.path}
     if not source.told:
         sentences["source"] = source.kind
-    if source.column is not None:
-        sentences["column"] = source.column
+    if source.has_pairs:
+        names = {flag.removeprefix("--"): column for flag, column in source.chosen.items()}
+        sentences["columns"] = names
+        sentences["min_chars"], sentences["max_chars"] = source.char_limits
+    elif source.chosen:
+        sentences["column"] = source.chosen["--column"]
+    if text.num_held_out:
+        sentences["holdout_pairs"] = text.num_held_out
     if text.split:
         sentences |= {"split_sentences": True, "language": "en"}
     if text.num_invalid:
@@ -120,6 +133,8 @@ def _sentences(found: Proposal) -> dict[str, Any]:
 def _evaluate(found: Proposal) -> dict[str, Any]:
     evaluate: dict[str, Any] = {} if found.compares_speed else {"speed": False}
     positions, usual = found.teacher.positions, EvaluateSettings().max_length
+    if found.text.num_held_out:
+        evaluate["retrieval"] = {"kind": "columns", "num_pairs": found.text.num_held_out}
     return evaluate | ({"max_length": positions} if positions and positions < usual else {})
 
 
@@ -130,6 +145,9 @@ def _notes(found: Proposal) -> dict[str, dict[str, str]]:
     return {
         "sentences": {
             "split_sentences": "the texts are long",
+            "max_chars": "documents are long",
+            "min_chars": "queries are short",
+            "holdout_pairs": "kept out of training, for the retrieval test",
             "language": "for the cutting into sentences; a guess",
             "invalid_utf8": f"{text.num_invalid:,} lines are not UTF-8",
             "rows_per_shard": "so that all cores have some to embed",

@@ -156,6 +156,25 @@ def test_on_a_terminal_it_asks_for_what_no_flag_says(
     assert "use the flags, or --yes" in refused(capsys, "t.jsonl")
 
 
+def test_a_table_of_queries_and_documents(folder, quick, teacher_folder, capsys):
+    rows = [{"title": one[:10], "body": one, "n": "1"} for one in make_sentences(300)]
+    (folder / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words = ["t.jsonl", "--teacher", str(teacher_folder), "--query", "title"]
+    assert "give both" in refused(capsys, *words)
+    assert "choose" in refused(capsys, *words, "--document", "body", "--column", "body")
+    assert "both title" in refused(capsys, *words, "--document", "title")
+    assert "--document bodi: did you mean 'body'?" in refused(capsys, *words, "--document", "bodi")
+    assert main(["new", *words, "--document", "body"]) == 0
+    recipe = load_recipe("t.yaml")
+    sentences, test = recipe.sentences, recipe.evaluate.retrieval
+    assert sentences.text_columns == ("title", "body") and sentences.min_chars == 3
+    assert sentences.holdout_pairs == test.num_pairs == 30 and test.kind == "columns"
+    written = " ".join((folder / "t.yaml").read_text().replace("# ", "").split())
+    assert "--query title --document body" in written and "beside the retrieval test" in written
+    said = capsys.readouterr().out
+    assert "in columns title and body" in said and "each of 30 held-out queries" in said
+
+
 def test_what_is_there_is_not_overwritten(folder, quick, teacher_folder, capsys):
     (folder / "my-texts.yaml").write_text("mine")
     words = ["My texts.txt", "--teacher", teacher_folder]

@@ -34,8 +34,8 @@ def jsonl(folder):
 def test_of_a_tables_columns_the_longest_is_proposed(tmp_path, make):
     file, content = make(tmp_path)
     file.write_text(content)
-    source = find_source(str(file), None)
-    assert source.column == "words" and "tag" in source.columns
+    source = find_source(str(file), {})
+    assert source.chosen["--column"] == "words" and "tag" in source.columns
     found = look(source)
     assert found.num_sentences == 120 and set(found.sample) == set(SENTENCES)
 
@@ -43,16 +43,31 @@ def test_of_a_tables_columns_the_longest_is_proposed(tmp_path, make):
 def test_parquet_and_usual_names(tmp_path):
     table = {"text": SENTENCES, "longer": [one * 3 for one in SENTENCES], "n": [*range(120)]}
     pq.write_table(pa.table(table), tmp_path / "t.parquet")
-    source = find_source(str(tmp_path / "t.parquet"), None)
-    assert source.column == "text" and source.columns == ("text", "longer")
+    source = find_source(str(tmp_path / "t.parquet"), {})
+    assert source.chosen["--column"] == "text" and source.columns == ("text", "longer")
     assert look(source).num_sentences == 120
+
+
+def test_queries_and_documents_are_read_whole_and_some_pairs_are_held_out(tmp_path):
+    documents = [" ".join(SENTENCES[n : n + 20]) for n in range(100)]
+    rows = [{"title": f"t {n}", "body": documents[n % 100]} for n in range(400)] + [
+        {"title": "q", "body": ""}
+    ]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = look(find_source(str(tmp_path / "t.jsonl"), {"--query": "title", "--document": "body"}))
+    assert (found.num_records, found.num_held_out, found.split) == (401, 40, False)
+    # 400 titles of three letters or more, 100 bodies; without both sides of 40 pairs
+    assert found.num_sentences == pytest.approx(500 - 80, abs=5)
+    assert {len(text) < 6 for text in found.sample} == {True, False}
+    few = look(find_source(str(tmp_path / "t.jsonl"), {"--column": "body"}))
+    assert few.num_held_out == 0 and few.split
 
 
 def test_lines_are_counted_without_copies_and_without_what_is_too_short(tmp_path):
     lines = [*SENTENCES, *SENTENCES, "", "  ", *["No."] * 40]
     with gzip.open(tmp_path / "t.txt.gz", "wt") as file:
         file.write("\n".join(lines) + "\n")
-    found = look(find_source(str(tmp_path / "t.txt.gz"), None))
+    found = look(find_source(str(tmp_path / "t.txt.gz"), {}))
     assert found.num_records == len(lines)
     # 121 different lines, of which six in seven are long enough
     assert found.num_sentences == pytest.approx(121 * 240 / 280, abs=1)
@@ -63,7 +78,7 @@ def test_lines_are_counted_without_copies_and_without_what_is_too_short(tmp_path
 def test_long_texts_are_cut_into_sentences(tmp_path):
     documents = [" ".join(SENTENCES[n : n + 20]) for n in range(0, 120, 20)]
     (tmp_path / "t.txt").write_text("\n".join(documents) + "\n")
-    found = look(find_source(str(tmp_path / "t.txt"), None))
+    found = look(find_source(str(tmp_path / "t.txt"), {}))
     assert found.split and found.num_records == 6
     assert found.num_sentences == pytest.approx(120, abs=6)  # "a." may end none
     assert max(map(len, found.sample)) < 100
@@ -71,7 +86,7 @@ def test_long_texts_are_cut_into_sentences(tmp_path):
 
 def test_an_unknown_suffix_is_read_as_lines(tmp_path):
     (tmp_path / "chat.log").write_text("\n".join(SENTENCES))
-    source = find_source(str(tmp_path / "chat.log"), None)
+    source = find_source(str(tmp_path / "chat.log"), {})
     assert (source.kind, source.told) == ("text", False)
     assert look(source).num_sentences == 120
 
@@ -79,10 +94,10 @@ def test_an_unknown_suffix_is_read_as_lines(tmp_path):
 def test_a_few_broken_lines_are_counted_and_many_are_another_encoding(tmp_path):
     lines = [one.encode() for one in SENTENCES]
     (tmp_path / "few.txt").write_bytes(b"\n".join([*lines, b"caf\xe9 in the house near the sea"]))
-    assert look(find_source(str(tmp_path / "few.txt"), None)).num_invalid == 1
+    assert look(find_source(str(tmp_path / "few.txt"), {})).num_invalid == 1
     (tmp_path / "many.txt").write_bytes(b"\n".join(b"caf\xe9 " + line for line in lines))
     with pytest.raises(UserError, match="120 of 120 lines are not UTF-8.*iconv"):
-        look(find_source(str(tmp_path / "many.txt"), None))
+        look(find_source(str(tmp_path / "many.txt"), {}))
 
 
 def test_beyond_a_bound_nothing_is_read(tmp_path, monkeypatch):
@@ -90,7 +105,7 @@ def test_beyond_a_bound_nothing_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(text_module, "HASHED", 50)
     monkeypatch.setattr(text_module, "SAMPLE", 20)
     (tmp_path / "t.txt").write_text("\n".join(SENTENCES))
-    found = look(find_source(str(tmp_path / "t.txt"), None))
+    found = look(find_source(str(tmp_path / "t.txt"), {}))
     assert not found.complete and found.num_sentences == 100 and len(found.sample) == 20
 
 
@@ -110,31 +125,32 @@ def test_what_is_no_text_is_refused(tmp_path, case):
     if content is not None:
         (tmp_path / "t.txt").write_bytes(content)
     with pytest.raises(UserError, match=expected):
-        look(find_source(str(tmp_path / "t.txt"), None))
+        look(find_source(str(tmp_path / "t.txt"), {}))
 
 
 def test_a_folder_of_which_not_all_suffixes_are_known(tmp_path):
     """What is read is what the recipe then says: all of them as the first."""
     (tmp_path / "a.txt").write_text("A sentence of the first file.\n")
     (tmp_path / "b.md").write_text("A sentence of the second one.\n")
-    source = find_source(str(tmp_path), None)
+    source = find_source(str(tmp_path), {})
     assert (source.kind, source.told, look(source).num_sentences) == ("text", False, 2)
 
 
 def test_a_column_that_begins_with_nothing_is_known(tmp_path):
     (tmp_path / "t.jsonl").write_text('{"n": 1, "text": null}\n{"n": 2, "text": "Some words."}\n')
-    assert find_source(str(tmp_path / "t.jsonl"), None).column == "text"
-    assert find_source(str(tmp_path / "t.jsonl"), "text").column == "text"
+    assert find_source(str(tmp_path / "t.jsonl"), {}).chosen["--column"] == "text"
+    named = {"--column": "text"}
+    assert find_source(str(tmp_path / "t.jsonl"), named).chosen == named
 
 
 def test_a_missing_column_is_met_with_the_nearest(tmp_path):
     file, content = tsv(tmp_path)
     file.write_text(content)
     with pytest.raises(UserError, match="did you mean 'words'.*id, tag, words"):
-        find_source(str(file), "wrods")
+        find_source(str(file), {"--column": "wrods"})
     (tmp_path / "t.txt").write_text("\n".join(SENTENCES))
     with pytest.raises(UserError, match="plain text, which has no columns"):
-        find_source(str(tmp_path / "t.txt"), "words")
+        find_source(str(tmp_path / "t.txt"), {"--column": "words"})
 
 
 @pytest.mark.parametrize(
@@ -149,4 +165,4 @@ def test_a_missing_column_is_met_with_the_nearest(tmp_path):
 def test_broken_files_are_refused(tmp_path, name, content, expected):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=expected):
-        find_source(str(tmp_path / name), None)
+        find_source(str(tmp_path / name), {})
