@@ -34,8 +34,8 @@ LONG_CHARS = 300
 USUAL = ("text", "sentence", "sentence1", "content", "body", "document", "title")
 # Of a table of queries and documents: titles are short, bodies long and never cut.
 PAIRS_CHARS = (3, 4000)
-# Pairs that are kept out of training for the retrieval test: a share of all, at most so many, and
-# none where that leaves too few to tell anything.
+# Pairs that are kept out of training for the retrieval test: a share of those that have a query and
+# a document of their own, at most so many, and none where that leaves too few to tell anything.
 HELD_OUT_SHARE, MOST_HELD_OUT, LEAST_HELD_OUT = 0.1, 500, 20
 # Beyond this share of lines that are not UTF-8, the file is in another encoding.
 MOST_INVALID = 0.02
@@ -143,7 +143,7 @@ def look(source: Source) -> Text:
     settings = SentencesSettings(source="text", path=source.path)
     shortest, longest = source.char_limits
     draw, sample = random.Random(0), list[str]()
-    seen: set[int] = set()
+    seen, paired = set[int](), set[int]()
     num_records = num_invalid = num_kept = num_hashed = 0
     complete = True
     for record in _records(source):
@@ -154,7 +154,12 @@ def look(source: Source) -> Text:
         if isinstance(record, Reject):
             num_invalid += record.reason == "invalid_utf8"
             continue
-        for text in filter(None, map(str.strip, record)):
+        texts = [text for cell in record if (text := cell.strip())]
+        if len(texts) == 2 and len(paired) < 2 * MOST_HELD_OUT / HELD_OUT_SHARE:
+            hashes = {hash(text) for text in texts if shortest <= len(text) <= longest}
+            if len(hashes) == 2 and paired.isdisjoint(hashes):
+                paired |= hashes
+        for text in texts:
             place = num_kept if num_kept < SAMPLE else draw.randrange(num_kept + 1)
             num_kept += 1
             if num_kept <= HASHED:
@@ -185,8 +190,8 @@ def look(source: Source) -> Text:
             f"({num_records:,} records)"
         )
     distinct = len(seen) / num_hashed * num_kept
-    num_held_out = min(MOST_HELD_OUT, int(HELD_OUT_SHARE * num_records))
-    if not source.has_pairs or num_held_out < LEAST_HELD_OUT:
+    num_held_out = int(HELD_OUT_SHARE * len(paired) / 2)
+    if num_held_out < LEAST_HELD_OUT:
         num_held_out = 0
     num_sentences = max(1, round(distinct * len(usable) / len(sample)) - 2 * num_held_out)
     draw.shuffle(usable)

@@ -157,7 +157,7 @@ def test_on_a_terminal_it_asks_for_what_no_flag_says(
 
 
 def test_a_table_of_queries_and_documents(folder, quick, teacher_folder, capsys):
-    rows = [{"title": one[:10], "body": one, "n": "1"} for one in make_sentences(300)]
+    rows = [{"title": f"the {n}", "body": one} for n, one in enumerate(make_sentences(300))]
     (folder / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
     words = ["t.jsonl", "--teacher", str(teacher_folder), "--query", "title"]
     assert "give both" in refused(capsys, *words)

@@ -49,18 +49,25 @@ def test_parquet_and_usual_names(tmp_path):
 
 
 def test_queries_and_documents_are_read_whole_and_some_pairs_are_held_out(tmp_path):
-    documents = [" ".join(SENTENCES[n : n + 20]) for n in range(100)]
-    rows = [{"title": f"t {n}", "body": documents[n % 100]} for n in range(400)] + [
-        {"title": "q", "body": ""}
-    ]
-    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    found = look(find_source(str(tmp_path / "t.jsonl"), {"--query": "title", "--document": "body"}))
-    assert (found.num_records, found.num_held_out, found.split) == (401, 40, False)
-    # 400 titles of three letters or more, 100 bodies; without both sides of 40 pairs
-    assert found.num_sentences == pytest.approx(500 - 80, abs=5)
-    assert {len(text) < 6 for text in found.sample} == {True, False}
-    few = look(find_source(str(tmp_path / "t.jsonl"), {"--column": "body"}))
-    assert few.num_held_out == 0 and few.split
+    documents = [f"{n} {' '.join(SENTENCES[:20])}" for n in range(300)]
+    rows = [{"title": f"t {n}", "body": documents[n % 300]} for n in range(400)]
+    # most are documents without a query, whose cell may be left out
+    rows += [{"body": f"{n} {documents[0]}"} for n in range(500)]
+    pair = {"--query": "title", "--document": "body"}
+
+    def found(number, chosen=pair):
+        (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows[:number])))
+        return look(find_source(str(tmp_path / "t.jsonl"), chosen))
+
+    most = found(900)
+    # a tenth of the 300 pairs with a body that no earlier one has
+    assert (most.num_records, most.num_held_out, most.split) == (900, 30, False)
+    # 400 titles, those of three letters too, and 800 bodies; without both sides of 30 pairs
+    assert most.num_sentences == pytest.approx(1200 - 60, abs=10)
+    assert {len(text) < 6 for text in most.sample} == {True, False}
+    assert (found(200).num_held_out, found(199).num_held_out) == (20, 0)
+    column = found(900, {"--column": "body"})
+    assert column.num_held_out == 0 and column.split
 
 
 def test_lines_are_counted_without_copies_and_without_what_is_too_short(tmp_path):
