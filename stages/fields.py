@@ -2,7 +2,7 @@
 
 Because of their type they are made absolute when a recipe is read (Ray's workers do not run in the
 folder of the command line), checked, and counted by content in fingerprints; nowhere by the name of
-a key. Imports nothing heavy.
+a key. And one that is a number. Imports nothing heavy.
 """
 
 import os
@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, ValidationInfo
+from pydantic import AfterValidator, Field, ValidationInfo
 
 from stages import content
 
 RECIPE_PREFIX = "recipe:"
+
+# What every random generator here takes.
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 def _absolute_path(value: str) -> str:

@@ -97,6 +97,8 @@ BAD = {
     "a budget for a model that nobody bills": (
         lambda tmp: chat(engine="vllm", key_variable=None, budget={"max_requests": 9}),
         "budget is of endpoints; engine: vllm has no use for it"),
+    "a seed of more than 63 bits": (
+        lambda tmp: [f"train.seed={2**63}"], "train.seed"),
     "two sources in one entry": (
         lambda tmp: ["perturb=[{name: p, backtranslation: {}, pairs: {path: x}}]"],
         "name exactly one of: pairs, backtranslation, rewriting"),

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from pydantic import Field, FiniteFloat, model_validator
 
+from stages.fields import Seed
 from stages.recipe import NAME
 from stages.settings import Settings, late
 
@@ -154,7 +155,7 @@ class SearchSettings(Settings):
         min_length=1,
         description="Values of train.seed to try every configuration with; null: the recipe's.",
     )
-    sampling_seed: int = Field(0, ge=0, description="Seed of random and tpe.")
+    sampling_seed: Seed = Field(0, description="Seed of random and tpe.")
     metric: str = Field(
         "dev_spearman", description="What to optimise: dev_spearman, dev/NAME (one set), or loss."
     )

@@ -104,6 +104,8 @@ def _model(given: str | None, ask: Ask) -> tuple[str, str]:
     from pipeline.new.models import NONE_AT_HAND, read_teacher, teachers_at_hand
 
     if given is not None:
+        if not given:
+            raise UserError("--teacher is empty; give a folder, a Hugging Face id or package:NAME")
         return given, ""
     at_hand = [one.model for one in teachers_at_hand()]
     if not at_hand:

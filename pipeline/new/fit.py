@@ -13,6 +13,7 @@ from pipeline.new.speed import (
     Lengths,
     StudentSpeed,
     TeacherSpeed,
+    longest_prompt,
     measure_lengths,
     measure_student,
     measure_teacher,
@@ -38,8 +39,6 @@ RECORDS_PER_SECOND = 100_000
 MOST_COMPARING = 0.2
 LEAST_SENTENCES = 16
 LEAST_ROWS, SHARDS_PER_CORE = 256, 4
-# A student that takes no time: what embedding alone allows.
-AT_NO_COST = StudentSpeed(1e-9, 0.0)
 # Of the curve by which `run` judges what would help next.
 CURVE_POINTS = 40
 
@@ -115,31 +114,44 @@ def fit(
             f"on ({LEAST_SENTENCES} at least, some thousands to learn anything)"
         )
     say(f"timing {teacher.model}")
-    lengths = measure_lengths(teacher, text.sample)
+    prompt = longest_prompt(teacher) if text.source.has_pairs else None
+    prompted: dict[str, Any] = {} if prompt is None else {"prompt": prompt}
+    lengths = measure_lengths(teacher, text.sample, prompt)
     timed = _sections(teacher, 1, lengths, "float32", 2).teacher
-    speed = measure_teacher(TeacherSettings(**timed), text.sample)
+    speed = measure_teacher(TeacherSettings(**timed, **prompted), text.sample)
     machine = look_at_machine()
     half = max(1, math.ceil(teacher.layers / 2))
     tried = dict.fromkeys([half, 1, 0] if layers is None else [layers])
-    needed: dict[int, float] = {}
+    needed: dict[int, tuple[float, float]] = {}
     for kept in tried:
         batch = batch_size((LAYERED if kept else STATIC)[1], text.num_sentences)
         found = _sections(teacher, kept, lengths, speed.precision, batch)
-        plan = partial(_scheduled, text, teacher, lengths, machine, speed, found, kept, minutes)
-        one = plan(AT_NO_COST)
-        if isinstance(one, Proposal):  # else embedding alone takes too long
-            say(f"timing {students_name(kept, teacher)}")
-            settings = StudentSettings(**found.student), TrainSettings(**found.train)
-            one = plan(measure_student(*settings, teacher, text.sample))
+        plan = partial(_scheduled, text, teacher, lengths, machine, speed, found, kept)
+        say(f"timing {students_name(kept, teacher)}")
+        student = StudentSettings(**found.student, **prompted if kept else {})
+        timing = measure_student(student, TrainSettings(**found.train), teacher, text.sample)
+        one = plan(timing, minutes)
         if isinstance(one, Proposal):
             return one
-        needed[kept] = one.seconds
-    kept, seconds = min(needed.items(), key=lambda item: item[1])
+        needed[kept] = _enough(partial(plan, timing), one)
+    kept, (enough, seconds) = min(needed.items(), key=lambda item: item[1])
     raise UserError(
         f"--minutes {minutes:g} is too short for {students_name(kept, teacher)}: start, tests and "
-        f"the least training take {clock(seconds)} or more; give --minutes "
-        f"{math.ceil(seconds / 30) / 2:g}" + (", or fewer --layers" if kept else "")
+        f"the least training take {clock(seconds)} or more; give --minutes {enough:g}"
+        + (", or fewer --layers" if kept else "")
     )
+
+
+def _enough(
+    plan: "Callable[[float], Proposal | TooShort]", refused: TooShort
+) -> tuple[float, float]:
+    """Minutes, in halves, for which there is a plan, and the seconds that the refused one takes:
+    where there is more time, more is compared."""
+    found: Proposal | TooShort = refused
+    while isinstance(found, TooShort):
+        seconds, minutes = found.seconds, math.ceil(found.seconds / 30) / 2
+        found = plan(minutes)
+    return minutes, seconds
 
 
 def look_at_machine() -> Machine:
@@ -189,8 +201,8 @@ def _scheduled(
     speed: TeacherSpeed,
     found: Sections,
     layers: int,
-    minutes: float,
     student: StudentSpeed,
+    minutes: float,
 ) -> Proposal | TooShort:
     budget = 60 * minutes
     start = START_SECONDS + text.num_records / RECORDS_PER_SECOND

@@ -8,9 +8,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
-from stages.encoder.config import described_in, num_positions, read_json, read_pipeline
+from stages.encoder.config import (
+    described_in,
+    num_layers,
+    num_positions,
+    read_json,
+    read_pipeline,
+    state_width,
+)
 from stages.encoder.settings import PACKAGE_PREFIX, EncoderSettings
 from stages.errors import UserError
 
@@ -74,8 +80,8 @@ def read_teacher(model: str) -> Teacher:
     config, pipeline = read_json(folder / "config.json"), read_pipeline(folder)
     return Teacher(
         model,
-        _num_layers(config),
-        int(config.get("hidden_size") or config.get("dim") or 0),
+        num_layers(config),
+        state_width(config) or 0,
         num_positions(config),
         bool(pipeline.pooling),
         len(set(config.get("layer_types") or ())) > 1,
@@ -84,12 +90,16 @@ def read_teacher(model: str) -> Teacher:
 
 def _not_to_be_cut(folder: Path) -> str:
     """What a model has that no student can be cut from; "" where one can."""
-    layers = _num_layers(read_json(folder / "config.json"))
-    return read_pipeline(folder).unknown or ("" if layers else "no layers in its config.json")
+    layers, pipeline = num_layers(read_json(folder / "config.json")), read_pipeline(folder)
+    return pipeline.unknown or ("" if layers else "no layers in its config.json")
 
 
-def _num_layers(config: dict[str, Any]) -> int:
-    return int(config.get("num_hidden_layers") or config.get("n_layers") or 0)
+def _is_usable(folder: Path) -> bool:
+    """Whether a student can be cut from a model that nobody asked for: not where it is broken."""
+    try:
+        return not _not_to_be_cut(folder)
+    except UserError:
+        return False
 
 
 def _in_packages() -> Iterator[AtHand]:
@@ -101,7 +111,7 @@ def _in_packages() -> Iterator[AtHand]:
         for name, file in files.items():
             weights = str(Path(name).with_name("model.safetensors"))
             folder = Path(str(file.locate())).parent
-            if Path(name).name != "modules.json" or weights not in files or _not_to_be_cut(folder):
+            if Path(name).name != "modules.json" or weights not in files or not _is_usable(folder):
                 continue
             size = (folder / "model.safetensors").stat().st_size
             yield AtHand(PACKAGE_PREFIX + distribution.metadata["Name"], size)
@@ -116,6 +126,6 @@ def _in_cache() -> Iterator[AtHand]:
             continue
         snapshot = folder / "snapshots" / main.read_text().strip()
         weights = [*snapshot.glob("*.safetensors")]
-        if weights and (snapshot / "modules.json").is_file() and not _not_to_be_cut(snapshot):
+        if weights and (snapshot / "modules.json").is_file() and _is_usable(snapshot):
             name = folder.name.removeprefix("models--").replace("--", "/")
             yield AtHand(name, sum(file.stat().st_size for file in weights))

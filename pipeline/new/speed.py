@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.new.models import Teacher
+from stages.encoder.prompts import kind_prompts
 from stages.encoder.settings import EncoderSettings
 from stages.recipe import TeacherSettings
 from stages.train.settings import StudentSettings, TrainSettings
@@ -59,8 +60,20 @@ class StudentSpeed:
     load: float
 
 
-def measure_lengths(teacher: Teacher, texts: Sequence[str]) -> Lengths:
+def longest_prompt(teacher: Teacher) -> str | None:
+    """The longer one of what a model's own files put before queries and before documents.
+
+    Both kinds are timed and measured with it, so that nothing is too short.
+    """
+    prompts = kind_prompts(EncoderSettings(model=teacher.model, pooling=_pooling(teacher)))
+    return max(prompts.values(), key=len, default=None)
+
+
+def measure_lengths(teacher: Teacher, texts: Sequence[str], prompt: str | None) -> Lengths:
     """Lengths that 99% (teacher) and 95% (student) of the sentences keep to, in eights.
+
+    Args:
+        prompt: before each; None for the model's own.
 
     Raises:
         UserError: the model has no tokenizer.
@@ -69,8 +82,9 @@ def measure_lengths(teacher: Teacher, texts: Sequence[str]) -> Lengths:
     from stages.encoder.tokenizer import load_tokenizer
 
     most = min(teacher.positions or MOST_TOKENS, MOST_TOKENS)
-    pooling: Literal["auto", "mean"] = "auto" if teacher.names_pooling else "mean"
-    settings = EncoderSettings(model=teacher.model, pooling=pooling, max_length=most)
+    settings = EncoderSettings(
+        model=teacher.model, pooling=_pooling(teacher), max_length=most, prompt=prompt
+    )
     tokenizer = load_tokenizer(settings)
     rows = tokenizer(texts)
     lengths = sorted(map(len, rows))
@@ -149,6 +163,10 @@ def measure_student(
             if len(steps) > 2 and sum(steps) > ENOUGH_SECONDS:
                 break
     return StudentSpeed(statistics.median(steps[1:]), load)  # the first one makes ready
+
+
+def _pooling(teacher: Teacher) -> Literal["auto", "mean"]:
+    return "auto" if teacher.names_pooling else "mean"
 
 
 def _in_turn(

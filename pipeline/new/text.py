@@ -6,6 +6,7 @@ hash for each of the first HASHED records that could be a sentence (100 MB).
 
 import difflib
 import gzip
+import json
 import random
 import statistics
 from collections.abc import Iterator, Mapping
@@ -112,7 +113,7 @@ def find_source(path: str, chosen: Mapping[str, str]) -> Source:
     first, kind = files[0], _kind(files[0])[0]
     told = all(_kind(file)[1] for file in files)
     if kind != "parquet":
-        _check_text(first)
+        _check_text(first, told)
     columns = text_columns(first, kind)
     if kind == "text":
         for flag, column in chosen.items():
@@ -210,8 +211,8 @@ def _kind(file: Path) -> tuple[SourceKind, bool]:
     return found, True
 
 
-def _check_text(file: Path) -> None:
-    """Refuses what is no text at all before a line of it is read."""
+def _check_text(file: Path, told: bool) -> None:
+    """Refuses what is no text at all, and JSON by another name, before a line of it is read."""
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
             start = stream.read(1 << 16)
@@ -221,6 +222,18 @@ def _check_text(file: Path) -> None:
         raise UserError(
             f"{file}: a binary file, or text in UTF-16; give UTF-8 text, CSV, TSV, JSONL or Parquet"
         )
+    if not told and (".json" in file.suffixes or _is_json(start.partition(b"\n")[0])):
+        raise UserError(
+            f"{file}: JSON, of which the lines are no sentences; JSON lines (an object a line) are "
+            "read where the name ends in .jsonl"
+        )
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
 
 
 def _records(source: Source) -> Iterator[tuple[str, ...] | Reject]:

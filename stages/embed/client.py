@@ -70,6 +70,8 @@ class EmbeddingClient(Client[_Batch, Embeddings, Rows]):
         self._settings, self._journal, self._warn = settings, journal, say
         self._width = width or settings.dimensions or 0
         self._has_split = False
+        # whose other rows have the same text, which is asked for once
+        self._asked_for: dict[str, list[Ref]] = {}
 
     def run(self, rows: Iterable[tuple[Ref, str]]) -> Iterator[Rows]:
         """Sentences' refs with their unit vectors (n, D) fp16, as they come, in any order.
@@ -102,8 +104,12 @@ class EmbeddingClient(Client[_Batch, Embeddings, Rows]):
         vectors: list[np.ndarray] = []
         size = self._settings.batch_size
         for row in rows:
+            if row[1] in self._asked_for:
+                self._asked_for[row[1]].append(row[0])
+                continue
             vector = self.known(row[1])
             if vector is None:
+                self._asked_for[row[1]] = []
                 wanted.append(row)
             else:
                 there.append(row)
@@ -148,7 +154,10 @@ class EmbeddingClient(Client[_Batch, Embeddings, Rows]):
         units = directions(
             answer.vectors, self._endpoint.url, lambda row: shown(batch.refs[row], batch.texts[row])
         )
-        return batch.refs, units.astype(np.float16)
+        others = [self._asked_for.pop(text) for text in batch.texts]
+        rows = [row for row, refs in enumerate(others) for _ in refs]
+        refs = [ref for refs in others for ref in refs]
+        return batch.refs + refs, units.astype(np.float16)[[*range(len(units)), *rows]]
 
     def give_up(self, batch: _Batch, reason: str, said: str) -> GivenUp[_Batch, Rows]:
         about = f"{reason} {said}".strip()

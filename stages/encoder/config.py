@@ -56,13 +56,25 @@ def kept_layers(settings: EncoderSettings, total: int) -> list[int] | None:
     return [last] * chosen if chosen < 2 else [last * i // (chosen - 1) for i in range(chosen)]
 
 
+def num_layers(config: dict[str, Any]) -> int:
+    """Layers of a model by its config.json, under the names that types of models have; 0: none."""
+    names = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
+    return int(next((config[name] for name in names if config.get(name) is not None), 0))
+
+
+def state_width(config: dict[str, Any]) -> int | None:
+    """Width of a model's token states by its config.json, likewise."""
+    names = ("hidden_size", "dim", "n_embd", "d_model")
+    return next((int(config[name]) for name in names if config.get(name)), None)
+
+
 def check_config(settings: EncoderSettings, config: dict[str, Any]) -> None:
     """Compares settings with a model's config.json, before anything heavy is loaded.
 
     Raises:
         UserError: a layer that is not there, or more tokens than the model has positions.
     """
-    total = config.get("num_hidden_layers") or config.get("n_layers") or 0
+    total = num_layers(config)
     layers = kept_layers(settings, total) if total else None
     if layers and (min(layers) < 0 or max(layers) >= total):
         raise UserError(f"layers={layers}: model '{settings.model}' has layers 0 to {total - 1}")

@@ -16,6 +16,7 @@ from stages.encoder.config import (
     read_pipeline,
     resolved,
     space_is_part_of_a_token,
+    state_width,
 )
 from stages.encoder.prompts import kind_prompts, with_kind_prompts
 from stages.encoder.settings import EncoderSettings
@@ -122,7 +123,7 @@ class EncoderSource(Generic[E]):
         settings: EncoderSettings = resolved(self.settings)
         if settings.pooling == "pipeline" or read_pipeline(described_in(settings)).dense:
             return None
-        return self.config().get("hidden_size")
+        return state_width(self.config())
 
     def check(self, max_length: int | None = None) -> None:
         """Compares the settings with the model's configuration.

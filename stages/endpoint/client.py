@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import SecretStr
 
 from stages.endpoint.failures import Failures, Patience
-from stages.endpoint.http import Endpoint, Reply, error_message
+from stages.endpoint.http import Endpoint, Reply, is_unpaid
 from stages.endpoint.journal import Paid, Spent
 from stages.endpoint.limits import Grant, Limits
 from stages.endpoint.settings import EndpointSettings
@@ -229,7 +229,7 @@ class Client(ABC, Generic[R, A, Found]):
                 self._failures.answered()
                 request.attempts = 0
                 found = self.judge(request, answer)
-            elif reply.status == 429:
+            elif reply.status == 429 and not is_unpaid(reply):
                 self._failures.busy(reply)
             else:
                 given_up = await self._failed(request, reply)
@@ -259,7 +259,7 @@ class Client(ABC, Generic[R, A, Found]):
         if status in (0, 200, 408, 409, 425) or status >= 500:
             request.attempts += 1
             reason = await self._failures.failed(reply, request.attempts)
-            said = self._endpoint.hidden(error_message(reply.text)) if status else ""
+            said = self._endpoint.message(reply.text) if status else ""
             return None if reason is None else self.give_up(request, reason, said)
         said = await self._failures.refused(reply, self.probes_refusals)
         return self.give_up(request, f"refused: HTTP {status}", said)

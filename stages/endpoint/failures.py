@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from stages.endpoint.http import Endpoint, Reply, error_message
+from stages.endpoint.http import Endpoint, Reply
 from stages.endpoint.limits import Limits
 from stages.endpoint.settings import EndpointSettings
 from stages.errors import UserError
@@ -82,12 +82,25 @@ class Failures:
         if silent > self._patience.busy_seconds:
             raise UserError(
                 f"{self._endpoint.url} has said nothing but 429 (too many requests) for "
-                f"{silent:,.0f} s. Lower {self._settings.section}.requests_per_minute or "
-                f"concurrency. {CONTINUES}"
+                f"{silent:,.0f} s: {self._endpoint.message(reply.text)}. Lower "
+                f"{self._settings.section}.requests_per_minute or concurrency. {CONTINUES}"
             )
         self._busy_in_row += 1
-        pause = reply.retry_after_seconds
-        self._limits.pause(self._patience.backoff(self._busy_in_row) if pause is None else pause)
+        self._pause(reply, self._patience.backoff(self._busy_in_row))
+
+    def _pause(self, reply: Reply, otherwise: float) -> None:
+        """All wait as long as the endpoint asks for, or so many seconds.
+
+        Raises:
+            UserError: it asks for more than anybody would wait for.
+        """
+        asked = reply.retry_after_seconds
+        if asked is not None and asked > self._patience.busy_seconds:
+            raise UserError(
+                f"{self._endpoint.url} asks to wait for {asked:,.0f} s: HTTP {reply.status} "
+                f"{self._endpoint.message(reply.text)}. {CONTINUES}"
+            )
+        self._limits.pause(otherwise if asked is None else asked)
 
     async def failed(self, reply: Reply, attempts: int) -> str | None:
         """A request failed that may be answered later: None to try it again, else why to give up.
@@ -98,10 +111,13 @@ class Failures:
         Raises:
             UserError: nothing is answered any more.
         """
-        no_answer = f"its answer is not {self._settings.answer_name}"
-        failure = {0: reply.text, 200: no_answer}.get(reply.status, f"HTTP {reply.status}")
-        if reply.status != 200 and reply.retry_after_seconds is not None:
-            self._limits.pause(reply.retry_after_seconds)
+        failure = f"HTTP {reply.status}"
+        if reply.status == 0:
+            failure = self._endpoint.hidden(reply.text)
+        elif reply.status == 200:
+            failure = f"its answer is not {self._settings.answer_name}"
+        if reply.status != 200:
+            self._pause(reply, 0.0)
         self._failed_in_row += 1
         enough = max(20, 2 * self._settings.concurrency)
         if not self.reached:  # requests still go one by one
@@ -114,7 +130,7 @@ class Failures:
             if stops and not await self._works():
                 raise UserError(
                     f"{self._endpoint.url} failed {self._failed_in_row} times in a row, the last "
-                    f"time with: {self._endpoint.hidden(failure)}. Check "
+                    f"time with: {failure}. Check "
                     f"{self._settings.section}.base_url and the endpoint. {CONTINUES}"
                 )
             self._failed_in_row, self.reached = 0, True
@@ -131,8 +147,8 @@ class Failures:
             UserError: it is not about the request, but about key, address, account or model.
         """
         url, status = self._endpoint.url, reply.status
-        about = self._endpoint.hidden(error_message(reply.text))
-        if status in (401, 402, 403):
+        about = self._endpoint.message(reply.text)
+        if status in (401, 402, 403, 429):  # 429: without credit
             name = self._settings.key_variable
             where = f"the key in {name}" if name else "to work without a key"
             raise UserError(f"{url} refuses {where}: HTTP {status} {about}. {CONTINUES}")

@@ -16,6 +16,9 @@ from pydantic import SecretStr
 from stages.endpoint.credentials import filled
 from stages.endpoint.settings import EndpointSettings
 
+MOST_OF_A_MESSAGE = 300  # characters
+UNPAID = "insufficient_quota"
+
 
 @dataclass(frozen=True)
 class Reply:
@@ -86,10 +89,20 @@ class Endpoint:
         return Reply(response.status, data.decode("utf-8", "replace"), wait)
 
     def hidden(self, text: str) -> str:
-        """The text without secrets, in case the endpoint repeats them."""
+        """The text without secrets, in case the endpoint repeats them, as they are or in JSON."""
         for secret in [*([self._key] if self._key else []), *self._variables.values()]:
-            text = text.replace(secret.get_secret_value(), "***")
+            plain = secret.get_secret_value()
+            in_json = (json.dumps(plain, ensure_ascii=ascii)[1:-1] for ascii in (True, False))
+            for form in (plain, *in_json):
+                text = text.replace(form, "***")
         return text
+
+    def message(self, text: str) -> str:
+        """An error body's message, without secrets, shortened."""
+        error = _error_in(text)
+        said = error.get("message", error) if isinstance(error, dict) else error
+        whole = said if isinstance(said, str) else json.dumps(said, ensure_ascii=False)
+        return " ".join(self.hidden(whole).split())[:MOST_OF_A_MESSAGE]
 
 
 def bytes_as_tokens(text: str) -> int:
@@ -97,15 +110,18 @@ def bytes_as_tokens(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass")) // 3
 
 
-def error_message(text: str) -> str:
-    """An error body's message, shortened."""
-    try:
+def is_unpaid(reply: Reply) -> bool:
+    """Whether it is an account without credit, which OpenAI's API answers with 429 as well."""
+    error = _error_in(reply.text)
+    return isinstance(error, dict) and UNPAID in (error.get("code"), error.get("type"))
+
+
+def _error_in(text: str) -> Any:
+    """What an error body says went wrong, or all of it."""
+    with suppress(ValueError, KeyError, TypeError):
         whole = json.loads(text)
-        error = whole["error"] if "error" in whole else whole["detail"]
-        text = error["message"] if isinstance(error, dict) else str(error)
-    except (ValueError, KeyError, TypeError):
-        pass
-    return " ".join(str(text).split())[:300]
+        return whole["error"] if "error" in whole else whole["detail"]
+    return text
 
 
 def _seconds_from_now(retry_after: str) -> float | None:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from stages.encoder.config import state_width
 from stages.encoder.tokenizer import FINAL_PERIOD, SentenceTokenizer, rebuilt, save_tokenizer
 
 
@@ -42,7 +43,7 @@ def export_student(
     _write(
         pooling / "config.json",
         {
-            "word_embedding_dimension": config["hidden_size"],
+            "word_embedding_dimension": state_width(config),
             "pooling_mode_cls_token": settings.pooling == "cls",
             "pooling_mode_mean_tokens": settings.pooling in ("mean", "mask"),
             "pooling_mode_max_tokens": False,

@@ -17,7 +17,9 @@ from stages.contract import (
     Work,
     measured,
 )
+from stages.encoder.config import default_prompt
 from stages.encoder.prompts import own_prompts
+from stages.encoder.settings import EncoderSettings
 from stages.evaluate.base import Evaluation
 from stages.export.convert import FILES
 from stages.export.proof import refusal
@@ -26,7 +28,7 @@ from stages.export.settings import GateSettings
 from stages.kinds import kind_of_each
 from stages.packages import need
 from stages.planning import Graph
-from stages.sentences.texts import read_kinds, read_texts
+from stages.sentences.texts import texts_of_rows
 
 NUM_COMPARED = 1000  # sentences whose vectors are compared
 NUM_CALIBRATION = 300  # as sentence-transformers takes
@@ -75,13 +77,14 @@ class Variant(Stage):
 
     def load(self, work: Work) -> Reference:
         sentences = work.input("sentences")
-        first = sentences.shard_numbers[0]
-        texts, kinds = read_texts(sentences, first), read_kinds(sentences, first)
+        most = range(min(sentences.num_rows, NUM_CALIBRATION + NUM_COMPARED))
+        texts, kinds = texts_of_rows(sentences, most)
         count = min(NUM_CALIBRATION, len(texts) // 2)
         folder = work.input("export").folder_path("model")
-        prompts = own_prompts(folder) if kinds else {}
+        default = default_prompt(EncoderSettings(model=str(folder))) or ""
+        prompts = own_prompts(folder)
         calibration = [
-            prompts.get(kind, "") + text if kind else text
+            (prompts.get(kind, "") if kind else default) + text
             for text, kind in zip(texts[:count], kind_of_each(kinds, len(texts)), strict=False)
         ]
         compared = texts[count:][:NUM_COMPARED]

@@ -2,6 +2,7 @@
 
 from pydantic import Field, model_validator
 
+from stages.fields import Seed
 from stages.settings import Settings
 
 
@@ -14,7 +15,7 @@ class RanksSettings(Settings):
         description="n: number of corpus sentences. The paper uses 100,000, its released code "
         "10,000.",
     )
-    seed: int = Field(42, ge=0, description="Seed of the sample.")
+    seed: Seed = Field(42, description="Seed of the sample.")
     dimensions: int | None = Field(
         None,
         ge=1,

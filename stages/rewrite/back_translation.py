@@ -14,6 +14,7 @@ from stages.encoder.config import model_config
 from stages.encoder.files import model_folder
 from stages.encoder.settings import ModelSettings
 from stages.errors import UserError
+from stages.fields import Seed
 from stages.packages import need
 from stages.rewrite.base import RewriteSource
 from stages.rewrite.rewrites import Rewrite
@@ -73,7 +74,7 @@ class BackTranslation(RewriteSource):
         le=1,
         description="Sample from the most likely tokens that hold this probability.",
     )
-    seed: int = Field(0, ge=0, description="Seed of the sampling.")
+    seed: Seed = Field(0, description="Seed of the sampling.")
     max_growth: float = Field(
         2.0,
         gt=0,

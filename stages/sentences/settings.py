@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from stages import content
-from stages.fields import Dataset, InputPath
+from stages.fields import Dataset, InputPath, Seed
 from stages.kinds import KINDS, Kind
 from stages.settings import Settings, added, execution
 
@@ -62,7 +62,7 @@ class SentencesSettings(Settings):
     limit: int | None = Field(
         None, ge=1, description="Keep a random sample of this many sentences; null: keep all."
     )
-    seed: int = Field(0, ge=0, description="Seed of the shuffle and of the sample.")
+    seed: Seed = Field(0, description="Seed of the shuffle and of the sample.")
     rows_per_shard: int = Field(8192, ge=1, description="Sentences in a shard.")
     max_rejects_kept: int = execution(
         1000, ge=0, description="Dropped rows to keep as examples, for each reason."

@@ -122,7 +122,14 @@ def text_columns(file: Path, kind: str) -> list[str]:
         row = _json_object(first, f"{file}, first line")
         return [key for key, value in row.items() if value is None or isinstance(value, str)]
     if kind in ("tsv", "csv"):
-        return next(csv.reader([first], **_dialect(tab=kind == "tsv")), [])
+        names = next(csv.reader([first], **_dialect(tab=kind == "tsv")), [])
+        other = next((one for one in ";\t|" if len(names) == 1 and one in first), None)
+        if kind == "csv" and other is not None:
+            raise UserError(
+                f"{file}: its columns are parted by {other!r}, not by commas; parted by tabs and "
+                "named .tsv, or by commas, it can be read"
+            )
+        return names
     return []
 
 

@@ -26,7 +26,9 @@ def tokenizer_identity(
     """What of the student's identity decides its token ids."""
     whole = student.identity(inputs, "student")
     names = [f"encoder.{name}" for name in TOKENIZER_SETTINGS]
-    return {name: whole[name] for name in names if name in whole}
+    found = {name: whole[name] for name in names if name in whole}
+    # a static table leaves out what its model's own files put around a sentence
+    return found | ({"encoder.layers": 0} if student.settings.is_static else {})
 
 
 @dataclass(frozen=True)

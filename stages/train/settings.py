@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from stages.encoder.settings import EncoderSettings
 from stages.errors import UserError
 from stages.evaluate.sets import StsSettings, check_names_differ
+from stages.fields import Seed
 from stages.settings import Extensible, Settings, added, execution
 from stages.train.objectives.base import Objective, View
 from stages.train.objectives.consistency import Consistency
@@ -258,8 +259,8 @@ class TrainSettings(Settings):
         description="bfloat16: autocast; weights, optimizer, head and losses stay float32. On a "
         "CPU without instructions for it all is float32.",
     )
-    seed: int = Field(
-        42, ge=0, description="Seed of the order of sentences, of dropout and of new weights."
+    seed: Seed = Field(
+        42, description="Seed of the order of sentences, of dropout and of new weights."
     )
     dev: DevSettings | None = Field(
         None,

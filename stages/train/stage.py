@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stages.contract import Artifact, Fingerprinted, Resources, Stage, Work, Workers
+from stages.encoder.config import num_layers
 from stages.encoder.source import EncoderSource
 from stages.packages import need
 from stages.planning import Graph
@@ -78,7 +79,7 @@ class Train(Stage):
 
     def _check_frozen(self) -> None:
         if self.student.settings.freeze_layers:
-            check_frozen(self.student.settings, self.output_config().get("num_hidden_layers"))
+            check_frozen(self.student.settings, num_layers(self.output_config()) or None)
 
     def check_rows(self, num_rows: int) -> None:
         if self.settings.batch_size > num_rows:

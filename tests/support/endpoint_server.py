@@ -125,11 +125,11 @@ class EndpointServer(ABC):
             self._now -= 1
 
     def _respond(self, body: dict[str, Any], reply: Reply) -> web.Response:
+        if reply.raw is not None:
+            return web.Response(body=reply.raw, status=reply.status)
         if reply.status != 200:
             error = {"error": {"message": reply.text}}
             return web.json_response(error, status=reply.status, headers=reply.headers)
-        if reply.raw is not None:
-            return web.Response(body=reply.raw)
         if self.about(body):
             self.answered.update(self.paid(body))
         answer = self.answer(body, reply)

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -17,6 +19,11 @@ from pipeline.recipe.read import load_recipe
 from stages.errors import UserError
 from stages.text import clock
 from tests.support.models import make_model, make_sentences
+
+MODULES = [
+    {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+    {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+]
 
 
 @pytest.fixture
@@ -112,15 +119,20 @@ def test_text_that_was_not_counted_to_its_end_is_limited(
     assert "limit" not in whole["sentences"] and part["sentences"]["limit"] == 200
 
 
-def test_of_a_teacher_that_is_too_slow_no_student_is_timed(
-    folder, teacher_folder, monkeypatch, capsys
+@pytest.mark.parametrize(
+    ("embed", "single", "step"), [(9.0, 9.0, 0.1), (0.1, 0.002, 0.5), (0.01, 0.05, 2.0)]
+)
+def test_the_minutes_that_a_refusal_names_are_enough(
+    folder, teacher_folder, monkeypatch, capsys, embed, single, step
 ):
-    slow = TeacherSpeed(seconds=9.0, single=9.0, load=1.0, precision="float32", gain=1.0)
+    """Where embedding, comparing or training takes most."""
+    slow = TeacherSpeed(seconds=embed, single=single, load=1.0, precision="float32", gain=1.0)
     monkeypatch.setattr(fit, "measure_teacher", lambda *_: slow)
-    monkeypatch.setattr(fit, "measure_student", lambda *_: pytest.fail("it was timed"))
-    error = refused(capsys, "My texts.txt", "--teacher", teacher_folder, "--minutes", "30")
-    # 300 sentences at 9 s, 30 s to start, 6 s to load; a tenth is left over
-    assert f"take {clock((300 * 9 + 36) / 0.9)} or more; give --minutes 51" in error
+    monkeypatch.setattr(fit, "measure_student", lambda *_: StudentSpeed(step=step, load=0.5))
+    words = ["My texts.txt", "--teacher", str(teacher_folder), "--minutes"]
+    error = refused(capsys, *words, "0.5")
+    enough = re.search(r"give --minutes ([\d.]+)", error).group(1)
+    assert main(["new", *words, enough]) == 0
 
 
 def test_on_a_terminal_it_asks_for_what_no_flag_says(
@@ -175,6 +187,26 @@ def test_a_table_of_queries_and_documents(folder, quick, teacher_folder, capsys)
     assert "in columns title and body" in said and "each of 30 held-out queries" in said
 
 
+def test_lengths_have_room_for_the_prompts_of_queries(folder, quick, capsys):
+    model = make_model(folder / "teacher")
+    prompts = {"query": "the cat on the table : " * 4, "document": ""}
+    about = {"prompts": prompts, "default_prompt_name": None}
+    (model / "config_sentence_transformers.json").write_text(json.dumps(about))
+    (model / "modules.json").write_text(json.dumps(MODULES))
+    (model / "1_Pooling").mkdir()
+    (model / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    rows = [{"title": f"the {n}", "body": one} for n, one in enumerate(make_sentences(300))]
+    (folder / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words = ["new", "t.jsonl", "--teacher", "./teacher"]
+    assert main([*words, "--column", "body", "--out", "one.yaml"]) == 0
+    assert main([*words, "--query", "title", "--document", "body", "--out", "two.yaml"]) == 0
+    one, two = (load_recipe(name) for name in ("one.yaml", "two.yaml"))
+    # the prompt has 24 tokens, and lengths are in eights
+    assert two.student.max_length == one.student.max_length + 24
+    assert two.teachers[0].max_length == one.teachers[0].max_length + 24
+    assert two.student.prompt is None and not two.teachers[0].prompts
+
+
 def test_what_is_there_is_not_overwritten(folder, quick, teacher_folder, capsys):
     (folder / "my-texts.yaml").write_text("mine")
     words = ["My texts.txt", "--teacher", teacher_folder]
@@ -207,6 +239,7 @@ def test_teachers_that_cannot_be_used(folder, capsys):
     assert "cannot be loaded" in error
     whole = make_model(folder / "whole")
     assert "from 0 to 2" in refused(capsys, "My texts.txt", "--teacher", whole, "--layers", "3")
+    assert "--teacher is empty" in refused(capsys, "My texts.txt", "--teacher", "")
     assert "a number of minutes" in refused(
         capsys, "My texts.txt", "--teacher", whole, "--minutes", "nan"
     )
@@ -244,6 +277,10 @@ def test_teachers_at_hand_smallest_first(tmp_path, monkeypatch):
         (snapshot / "modules.json").write_text("[]")
         (snapshot / "model.safetensors").write_bytes(b"0" * size)
     (tmp_path / "models--org--other" / "snapshots" / "abc").mkdir(parents=True)
+    broken = tmp_path / "models--org--big"  # beside what is whole, nobody asked for it
+    for name, content in (("torn", "{"), ("half", json.dumps([{"type": "x.Dense", "path": "2"}]))):
+        copy = shutil.copytree(broken, tmp_path / f"models--org--{name}")
+        (copy / "snapshots" / "abc" / "modules.json").write_text(content)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     package = tmp_path / "site" / "own_model-1.dist-info"
     weights = tmp_path / "site" / "own" / "model.safetensors"

@@ -163,6 +163,10 @@ def test_a_missing_column_is_met_with_the_nearest(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
+        ("t.json", b'[{"text": "Some words here."}]', "named? .jsonl|ends in .jsonl"),
+        ("t.ndjson", b'{"text": "Some words here."}\n', "ends in .jsonl"),
+        ("t.log", b'{"text": "Some words here."}\n', "ends in .jsonl"),
+        ("t.csv", b"id;text\n1;Some words here.\n", "parted by ';', not by commas"),
         ("t.parquet", b"PAR1 not really", "not a readable Parquet file"),
         ("t.jsonl", b"not json\n", "first line: not JSON"),
         ("t.jsonl", b'{"n": 1}\n', "no column in it holds text"),

@@ -100,6 +100,19 @@ def test_killed_twice_in_the_middle_no_vector_is_paid_twice(serve, tmp_path, cou
     assert_paid_once(server, numbered(count))
 
 
+@pytest.mark.parametrize("most", [2, 1])
+def test_a_text_that_is_there_again_is_asked_for_once(serve, tmp_path, most):
+    """In the same batch, while its answer is under way, when it has come; where batches are halved
+    too."""
+    sentences = ["A cat.", "A dog.", "A cat.", "A cat.", "A bird."] * 9
+    server = serve(
+        lambda texts, nth, total: Reply("too many", 413) if len(texts) > most else Reply()
+    )
+    found = ask(server, tmp_path, sentences, batch_size=2, concurrency=4)
+    np.testing.assert_array_equal(found, expected(sentences))
+    assert_paid_once(server, sentences)
+
+
 def test_a_refused_sentence_is_singled_out_and_the_others_are_kept(serve, tmp_path):
     sentences = numbered(40)
 
@@ -204,7 +217,7 @@ def test_the_budget_stops_and_continues_and_is_never_exceeded(serve, tmp_path):
     ask(server, tmp_path, sentences, budget={"max_requests": 25})
     assert_paid_once(server, sentences)
     with pytest.raises(UserError, match="tokens_per_minute 20 is less than .* lower batch_size"):
-        ask(server, tmp_path, ["Another."] * 4, tokens_per_minute=20)
+        ask(server, tmp_path, [f"Another {n}." for n in range(4)], tokens_per_minute=20)
 
 
 def test_as_many_requests_as_allowed_are_in_flight(serve, tmp_path):

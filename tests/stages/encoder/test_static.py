@@ -12,12 +12,26 @@ from stages.encoder.dense import Dense
 from stages.encoder.model import load_encoder, load_for_inference
 from stages.encoder.pipeline import PipelineEncoder
 from stages.encoder.settings import EncoderSettings
+from stages.encoder.source import EncoderSource
 from stages.encoder.static import SMOOTHING
+from stages.tokens.stage import tokenizer_identity
 from stages.train.engine import cpu_copy
 from stages.train.settings import StudentSettings
 from stages.train.student import save_encoder
 from tests.support.models import make_model, make_sentences
 from tests.support.pipelines import make_pipeline, pooling
+
+
+def test_its_tokens_are_not_those_of_a_student_with_layers(student_folder):
+    """Which reads what its model's own files put around a sentence."""
+    found = [
+        tokenizer_identity(
+            EncoderSource(StudentSettings(model=str(student_folder), layers=layers, dropout=0.0)),
+            {},
+        )
+        for layers in (0, 1, 2)
+    ]
+    assert found[0] != found[1] == found[2]
 
 
 @pytest.fixture

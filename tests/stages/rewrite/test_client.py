@@ -133,7 +133,7 @@ def test_a_storm_of_429_loses_nobody_and_an_endless_one_stops(serve, tmp_path):
     found = ask(server, tmp_path, [f"N {n}" for n in range(100)], concurrency=8, max_attempts=2)
     assert all(outcome.reason is None for outcome in found.values())
     server.behave = lambda sentence, nth, total: Reply("busy", 429)
-    with pytest.raises(UserError, match="nothing but 429 .* run again to continue"):
+    with pytest.raises(UserError, match="nothing but 429 .*: busy. Lower .* run again to continue"):
         ask(server, tmp_path, ["Another."], patience=Patience(0.005, 0.05, busy_seconds=0.2))
 
 

@@ -22,6 +22,8 @@ from tests.support.chat_server import Reply, rewrite_of
 from tests.support.command import wait_until
 from tests.support.models import byte_tokenizer
 
+NO_CREDIT = {"error": {"message": "see your plan", "type": "insufficient_quota"}}
+
 
 @pytest.mark.parametrize(
     ("reply", "expected"),
@@ -35,6 +37,18 @@ from tests.support.models import byte_tokenizer
         (Reply("moved", 307, {"Location": "http://127.0.0.1:9/"}), "HTTP 307 .*base_url"),
         (Reply("bad request", 400), "refuses all requests now: HTTP 400 bad request"),
         (Reply("pay first", 402), "refuses the key in SOME_KEY: HTTP 402 pay first"),
+        (
+            Reply(raw=json.dumps(NO_CREDIT).encode(), status=429),
+            "refuses the key in SOME_KEY: HTTP 429 see your plan",
+        ),
+        (
+            Reply("come tomorrow", 429, {"Retry-After": "86400"}),
+            "asks to wait for 86,400 s: HTTP 429 come tomorrow",
+        ),
+        (
+            Reply("at night", 503, {"Retry-After": "3600"}),
+            "asks to wait for 3,600 s: HTTP 503 at night",
+        ),
         (Reply("down", 500), "failed \\d+ times in a row, the last time with: HTTP 500"),
         (Reply("I'd say it otherwise."), "gave 20 answers and none was a JSON object.*otherwise"),
         (Reply(raw=b"hello"), "its answer is not a chat completion"),
@@ -55,6 +69,19 @@ def test_an_endpoint_that_cannot_be_used_is_one_message(
         assert b"sk-very-secret" not in file.read_bytes()
     if reply.status in (401, 403, 404, 307):
         assert len(server.bodies) == 1
+
+
+def test_secrets_that_an_endpoint_repeats_are_hidden():
+    """Also where its message is cut, and where it repeats what was sent."""
+    secret = 'sk-"quoted"\\and-long-enough'
+    endpoint = Endpoint(settings_of(), SecretStr(secret), {})
+    cut = endpoint.message(json.dumps({"error": {"message": 290 * "x" + secret}}))
+    listed = endpoint.message(json.dumps({"detail": [{"input": {"key": secret}}]}))
+    torn = endpoint.message(json.dumps({"error": {"message": secret}})[:-1])
+    for said in (cut, listed, torn):
+        assert "***" in said and not {"sk-", "quoted", "long"} & set(said.replace('"', " ").split())
+        assert "sk-" not in said and "and-long" not in said
+    assert len(cut) < 300 < len(endpoint.message(400 * "x")) + 1
 
 
 @pytest.mark.parametrize("status", [400, 402, 422])
