@@ -1,12 +1,14 @@
 """Students of model types that name their sizes in their own way."""
 
 import numpy as np
+import pytest
 from sentence_transformers import SentenceTransformer
 
 from stages.encoder.model import load_encoder
 from stages.encoder.settings import EncoderSettings
 from stages.encoder.source import EncoderSource
 from stages.encoder.tokenizer import load_tokenizer
+from stages.errors import UserError
 from stages.export.folder import export_student
 from stages.train.engine import cpu_copy
 from stages.train.student import save_encoder
@@ -22,6 +24,8 @@ def test_a_distilbert_is_cut_saved_and_exported(tmp_path):
     source = EncoderSource(settings)
     source.check()
     assert source.width() == 32
+    with pytest.raises(UserError, match="has only 3"):
+        EncoderSource(settings.model_copy(update={"layers": 4})).check()
     encoder = load_encoder(settings)
     save_encoder(encoder, cpu_copy(encoder), tmp_path / "trained")
     tokenizer = load_tokenizer(EncoderSettings(model=str(tmp_path / "trained"), max_length=24))
