@@ -120,12 +120,13 @@ def test_text_that_was_not_counted_to_its_end_is_limited(
 
 
 @pytest.mark.parametrize(
-    ("embed", "single", "step"), [(9.0, 9.0, 0.1), (0.1, 0.002, 0.5), (0.01, 0.05, 2.0)]
+    ("embed", "single", "step"), [(9.0, 9.0, 0.1), (0.1, 0.002, 0.5), (0.01, 0.007, 2.0)]
 )
 def test_the_minutes_that_a_refusal_names_are_enough(
     folder, teacher_folder, monkeypatch, capsys, embed, single, step
 ):
-    """Where embedding, comparing or training takes most."""
+    """Where embedding or training takes most; where more minutes bring a comparison of speed."""
+    monkeypatch.setattr(fit, "look_at_machine", lambda: fit.Machine(2, 24.0, ""))
     slow = TeacherSpeed(seconds=embed, single=single, load=1.0, precision="float32", gain=1.0)
     monkeypatch.setattr(fit, "measure_teacher", lambda *_: slow)
     monkeypatch.setattr(fit, "measure_student", lambda *_: StudentSpeed(step=step, load=0.5))
