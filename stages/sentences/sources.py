@@ -257,6 +257,9 @@ def _delimited(file: Path, table: Table, tab: bool) -> Iterator[Row]:
             yield from rejected
             rejected.clear()
             row = dict(zip(names, cells, strict=False))
+            if any(cells[len(names) :]):  # an unquoted delimiter: which cell is it of?
+                yield Reject("extra_cell", ("\t" if tab else ",").join(cells))
+                continue
             gaps = table.columns if table.has_gaps else table.optional
             if all(column in row or column in gaps for column in table.columns):
                 yield tuple(row.get(column, "") for column in table.columns)

@@ -126,6 +126,21 @@ def test_what_is_dropped_is_counted_and_kept_with_its_reason(tmp_path):
     assert len(kept) == 6
 
 
+def test_a_row_with_more_cells_than_names_is_dropped_not_cut(tmp_path):
+    """A comma in a text without quotes: half a sentence must not be taken for a whole one."""
+    rows = [
+        "An unquoted sentence, which was cut here",
+        "A sentence that ends in a comma,",
+        '"A, b, c"',
+    ]
+    (tmp_path / "a.csv").write_text("text\n" + "\n".join(rows) + "\n")
+    texts, stats, files = build(path=str(tmp_path / "a.csv"), min_chars=1)
+    assert sorted(texts) == ["A sentence that ends in a comma", "A, b, c"]
+    assert stats["rejected"] == {"extra_cell": 1}
+    kept = pq.read_table(io.BytesIO(files["rejects.parquet"])).to_pylist()
+    assert kept == [{"reason": "extra_cell", "text": rows[0]}]
+
+
 def test_texts_are_split_into_sentences(tmp_path):
     (tmp_path / "a.txt").write_text("Dr. Smith reads a book. The cat sleeps under a tree!\n")
     texts, _, _ = build(path=str(tmp_path / "a.txt"), split_sentences=True)
