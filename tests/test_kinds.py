@@ -160,8 +160,8 @@ def test_the_student_loads_as_a_search_model(made, tmp_path, capsys):
     card = (model / "README.md").read_text()
     assert "model.encode_query(" in card and "`'the small city '`" in card and "`'book: '`" in card
     proof = json.loads((made["variant/search-bf16"] / "manifest.json").read_text())["stats"]
-    num_sentences = len(rows_of(made["sentences/search"]))
-    assert proof["refused"] == "" and proof["proof"]["num_compared"] == num_sentences
+    half = len(rows_of(made["sentences/search"])) // 2  # the others calibrate
+    assert proof["refused"] == "" and proof["proof"]["num_compared"] == half
 
 
 def test_retrieval_has_the_figures_of_a_slow_twin(folder, made):
