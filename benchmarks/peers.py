@@ -333,17 +333,25 @@ def draw(lines: list[Row], file: Path) -> None:
         (line for line in lines if line["title"].startswith("Sentray")), key=lambda x: x["speed"]
     )
     axes.plot([x["speed"] for x in own], [x["mean"] for x in own], color="tab:blue", zorder=1)
-    for line in lines:
-        color = "tab:blue" if line in own else "tab:gray"
-        axes.scatter(line["speed"], line["mean"], s=8 * line["MB"], color=color, alpha=0.7)
+    for line in own:
+        axes.scatter(line["speed"], line["mean"], s=3 * line["MB"], color="tab:blue")
         axes.annotate(
             f"{line['title']}\n{line['MB']:.0f} MB", (line["speed"], line["mean"]),
-            xytext=(0, -22), textcoords="offset points", fontsize=8, ha="center", va="top",
+            xytext=(8, 8), textcoords="offset points", fontsize=8,
         )  # fmt: skip
+    others = (line for line in lines if line not in own)
+    for line, marker in zip(others, "osD^v<>", strict=False):  # two lie on each other
+        label = f"{line['title']}, {line['MB']:.0f} MB"
+        axes.scatter(
+            line["speed"], line["mean"], s=3 * line["MB"], marker=marker, facecolor="none",
+            edgecolor="black", label=label,
+        )  # fmt: skip
+    axes.legend(loc="lower left", fontsize=8, title="Others")
     axes.set(
         xscale="log", xlabel="sentences/s, one thread", ylabel="Spearman x 100, mean of four sets"
     )
-    axes.margins(0.15)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.margins(0.2, 0.15)
     figure.savefig(file, dpi=150)
 
 
