@@ -339,8 +339,8 @@ def draw(lines: list[Row], file: Path) -> None:
             f"{line['title']}\n{line['MB']:.0f} MB", (line["speed"], line["mean"]),
             xytext=(8, 8), textcoords="offset points", fontsize=8,
         )  # fmt: skip
-    others = (line for line in lines if line not in own)
-    for line, marker in zip(others, "osD^v<>", strict=False):  # two lie on each other
+    others = [line for line in lines if line not in own]
+    for line, marker in zip(others, "osD^", strict=True):  # two lie on each other
         label = f"{line['title']}, {line['MB']:.0f} MB"
         axes.scatter(
             line["speed"], line["mean"], s=3 * line["MB"], marker=marker, facecolor="none",

@@ -256,10 +256,10 @@ def _delimited(file: Path, table: Table, tab: bool) -> Iterator[Row]:
                 continue
             yield from rejected
             rejected.clear()
-            row = dict(zip(names, cells, strict=False))
             if any(cells[len(names) :]):  # an unquoted delimiter: which cell is it of?
                 yield Reject("extra_cell", ("\t" if tab else ",").join(cells))
                 continue
+            row = dict(zip(names, cells, strict=False))
             gaps = table.columns if table.has_gaps else table.optional
             if all(column in row or column in gaps for column in table.columns):
                 yield tuple(row.get(column, "") for column in table.columns)

@@ -134,11 +134,12 @@ def test_a_row_with_more_cells_than_names_is_dropped_not_cut(tmp_path):
         '"A, b, c"',
     ]
     (tmp_path / "a.csv").write_text("text\n" + "\n".join(rows) + "\n")
-    texts, stats, files = build(path=str(tmp_path / "a.csv"), min_chars=1)
-    assert sorted(texts) == ["A sentence that ends in a comma", "A, b, c"]
-    assert stats["rejected"] == {"extra_cell": 1}
+    (tmp_path / "b.tsv").write_text("text\tpart\nOne, two\ttrain\t\nCut\there\ttrain\n")
+    texts, stats, files = build(path=str(tmp_path), min_chars=1)
+    assert sorted(texts) == ["A sentence that ends in a comma", "A, b, c", "One, two"]
+    assert stats["rejected"] == {"extra_cell": 2}
     kept = pq.read_table(io.BytesIO(files["rejects.parquet"])).to_pylist()
-    assert kept == [{"reason": "extra_cell", "text": rows[0]}]
+    assert kept == [{"reason": "extra_cell", "text": x} for x in (rows[0], "Cut\there\ttrain")]
 
 
 def test_texts_are_split_into_sentences(tmp_path):
