@@ -41,6 +41,7 @@ from stages.evaluate.sts import spearman
 from stages.sentences.texts import read_texts
 
 KEPT = (0, 2, 5)
+DROPOUT = 0.0  # as in Sentray's recipes
 BATCH, LENGTH = 64, 32
 RATES = (3e-4, 1e-3, 2e-3)
 # Peers train in bfloat16 where the processor has it, as Sentray does.
@@ -116,6 +117,9 @@ def three_layers() -> SentenceTransformer:
     backbone: Any = model[0].auto_model
     backbone.encoder.layer = torch.nn.ModuleList([backbone.encoder.layer[i] for i in KEPT])
     backbone.config.num_hidden_layers = len(KEPT)
+    for module in backbone.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = DROPOUT
     return model
 
 
