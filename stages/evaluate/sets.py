@@ -1,52 +1,36 @@
 """Sets for semantic textual similarity: settings, and reading them. Imports no torch."""
 
-import csv
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from stages.errors import UserError
-from stages.fields import Dataset, InputPath
-from stages.packages import need
-from stages.settings import Settings
+from stages.evaluate.tables import Row, TableSettings, read_table
+from stages.fields import InputPath
 
 
-class StsSettings(Settings):
+class StsSettings(TableSettings):
     """A set for semantic textual similarity: pairs of sentences with gold scores."""
 
-    name: str = Field(description="Name of the set in tables and node names.", min_length=1)
+    what: ClassVar[str] = "STS set"
+
     path: InputPath | None = Field(
         None,
         description="A TSV (no quoting), CSV, JSONL or Parquet file with the columns sentence1, "
         "sentence2, score and, if you like, subset and split; or a SentEval task folder.",
     )
-    dataset: Dataset | None = Field(
-        None, description="Id of a Hugging Face data set, or its folder; instead of path."
-    )
     split: str | None = Field(
         None, description="Keep only the rows whose column `split` has this value."
     )
 
-    @model_validator(mode="after")
-    def _one_source(self) -> "StsSettings":
-        if (self.path is None) == (self.dataset is None):
-            raise ValueError("an STS set needs either path or dataset")
-        return self
+    def load(self) -> "StsSet":
+        return load_sts(self)
 
-    def check(self) -> None:
-        """Reads the set if it is a file.
-
-        Raises:
-            UserError: it cannot be read, or the package that reads data sets is missing.
-        """
-        if self.dataset is not None:
-            need("hub", f"STS set '{self.name}'")
-        if self.path is not None:
-            load_sts(self)
+    def read_path(self, path: Path) -> list[Row]:
+        return _senteval_rows(path) if path.is_dir() else read_table(path)
 
 
 def check_names_differ(sets: list[StsSettings]) -> None:
@@ -74,8 +58,7 @@ def load_sts(settings: StsSettings) -> StsSet:
     Raises:
         UserError: missing file or column, a score that is no number, no rows left.
     """
-    where = settings.path or f"data set {settings.dataset}"
-    rows = _read_rows(settings)
+    rows = settings.rows(("sentence1", "sentence2", "score"), [settings.split or "test"])
     sentence1, sentence2, gold, subset = [], [], [], []
     for number, row in enumerate(rows, start=1):
         if settings.split is not None and row.get("split") != settings.split:
@@ -89,58 +72,18 @@ def load_sts(settings: StsSettings) -> StsSet:
             value = float("nan")
         if not np.isfinite(value):
             raise UserError(
-                f"STS set '{settings.name}' ({where}), row {number}: "
-                f"the score is {score!r}, which is not a number"
+                f"{settings.where}, row {number}: the score is {score!r}, which is not a number"
             )
         if row["sentence1"] is None or row["sentence2"] is None:
-            raise UserError(
-                f"STS set '{settings.name}' ({where}), row {number}: a sentence is missing"
-            )
+            raise UserError(f"{settings.where}, row {number}: a sentence is missing")
         sentence1.append(" ".join(str(row["sentence1"]).split()))
         sentence2.append(" ".join(str(row["sentence2"]).split()))
         gold.append(value)
         subset.append(str(row.get("subset") or ""))
     if len(gold) < 2:
         split = f" with split '{settings.split}'" if settings.split else ""
-        raise UserError(f"STS set '{settings.name}' ({where}): fewer than two pairs{split}")
+        raise UserError(f"{settings.where}: fewer than two pairs{split}")
     return StsSet(settings.name, sentence1, sentence2, np.asarray(gold), subset)
-
-
-def _read_rows(settings: StsSettings) -> list[dict[str, Any]]:
-    if settings.dataset is not None:
-        from stages.sentences.sources import load_hub_dataset
-
-        rows = load_hub_dataset(settings.dataset, settings.split or "test")
-        return [dict(row) | {"split": settings.split} for row in rows]
-    path = Path(str(settings.path)).expanduser()
-    if not path.exists():
-        raise UserError(f"STS set '{settings.name}': there is no file {path}")
-    try:
-        rows = _senteval_rows(path) if path.is_dir() else _file_rows(path)
-    except UnicodeDecodeError as error:
-        raise UserError(f"STS set '{settings.name}' ({path}): not UTF-8 ({error.reason})") from None
-    except (json.JSONDecodeError, csv.Error) as error:
-        raise UserError(f"STS set '{settings.name}' ({path}): cannot be read ({error})") from None
-    for column in ("sentence1", "sentence2", "score"):
-        if rows and column not in rows[0]:
-            raise UserError(
-                f"STS set '{settings.name}' ({path}): there is no column '{column}'; "
-                f"it has {', '.join(map(str, rows[0]))}"
-            )
-    return rows
-
-
-def _file_rows(path: Path) -> list[dict[str, Any]]:
-    if path.suffix == ".parquet":
-        import pyarrow.parquet as pq
-
-        return list(pq.read_table(path).to_pylist())
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        if path.suffix == ".jsonl":
-            return [json.loads(line) for line in file if line.strip()]
-        if path.suffix == ".csv":
-            return list(csv.DictReader(file))
-        return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
 
 
 def _senteval_rows(folder: Path) -> list[dict[str, Any]]:

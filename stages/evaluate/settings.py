@@ -3,12 +3,19 @@
 from pydantic import Field, model_validator
 
 from stages.evaluate.base import Evaluation
+from stages.evaluate.classification import ClassificationTest
+from stages.evaluate.clustering import ClusteringTest
+from stages.evaluate.corpora import CorpusTest
 from stages.evaluate.geometry import GeometrySettings
+from stages.evaluate.pairs import PairsTest
+from stages.evaluate.ranking import RankingTest
+from stages.evaluate.reranking import RerankingTest
 from stages.evaluate.retrieval import RetrievalSettings
 from stages.evaluate.sets import StsSettings, check_names_differ
 from stages.evaluate.size import Size
 from stages.evaluate.sts import StsTest
-from stages.settings import Extensible
+from stages.evaluate.transfer import TransferTest
+from stages.settings import Extensible, added
 
 # Columns of every table, which no test set may be called.
 TAKEN_NAMES = ("layers", "MB", "mean", "sentences/s")
@@ -26,6 +33,21 @@ class EvaluateSettings(Extensible):
     geometry: GeometrySettings | None = Field(
         None, description="STS set for alignment and uniformity, usually STS-B dev."
     )
+    transfer: list[TransferTest] = added(
+        [], description="Transfer tasks (SentEval): a linear classifier on frozen vectors."
+    )
+    ranking: list[RankingTest] = added(
+        [], description="STS sets for KCC and NDCG (RankCSE): the order of a sentence's partners."
+    )
+    corpora: list[CorpusTest] = added(
+        [], description="Retrieval: queries, documents and relevance from files."
+    )
+    reranking: list[RerankingTest] = added([], description="Candidates of queries.")
+    classification: list[ClassificationTest] = added(
+        [], description="Few-shot classification, as MTEB does it."
+    )
+    clustering: list[ClusteringTest] = added([], description="Sentences with labels to find again.")
+    pairs: list[PairsTest] = added([], description="Pairs that mean the same or do not.")
     num_bootstrap: int = Field(
         1000, ge=0, description="Bootstrap resamples for the 95% intervals; 0: no intervals."
     )
@@ -42,7 +64,9 @@ class EvaluateSettings(Extensible):
     @model_validator(mode="after")
     def _names_differ(self) -> "EvaluateSettings":
         check_names_differ(self.sts)
-        titles = [test.title for test in self.tests]
+        columns = [*self.sts, *self.transfer, *self.classification]  # called by the bare name
+        titles = [test.title for test in self.tests if not isinstance(test, StsTest)]
+        titles = [one.name for one in columns] + titles
         for title in (*titles, *TAKEN_NAMES):
             if titles.count(title) > (title not in TAKEN_NAMES):
                 raise ValueError(f"the name '{title}' of a test is taken; choose another")
@@ -53,6 +77,8 @@ class EvaluateSettings(Extensible):
         """All tests, in the order of the table's columns."""
         found: list[Evaluation] = [Size()]
         found += [StsTest(sts=one, num_bootstrap=self.num_bootstrap) for one in self.sts]
+        found += [*self.transfer, *self.ranking, *self.corpora, *self.reranking]
+        found += [*self.classification, *self.clustering, *self.pairs]
         found += [one for one in (self.retrieval, self.geometry) if one is not None]
         found += [one for one in self.added_sections.values() if isinstance(one, Evaluation)]
         return found

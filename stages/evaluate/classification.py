@@ -1,0 +1,96 @@
+"""Few-shot classification, as MTEB does it: logistic regression on eight examples of each label."""
+
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from stages.contract import Figure, Work
+from stages.errors import UserError
+from stages.evaluate.base import Encode, Result, Tested
+from stages.evaluate.tables import Labelled, LabelledTest
+from stages.evaluate.transfer import features
+
+SEED = 42  # MTEB's
+
+
+class ClassificationTest(LabelledTest):
+    """Mean accuracy of logistic regressions on a few training examples."""
+
+    what: ClassVar[str] = "classification set"
+
+    samples_per_label: int = Field(8, ge=1, description="Training examples of each label.")
+    num_experiments: int = Field(10, ge=1, description="Draws of training examples.")
+
+    @property
+    def title(self) -> str:
+        return f"classification-{self.name}"
+
+    def load(self) -> dict[str, Labelled]:
+        """Raises UserError: there is no split train, or a tested label is not in it."""
+        found = self.read(("train",))
+        if "train" not in found:
+            raise UserError(
+                f"{self.where}: there are no rows with split 'train' to learn from; add them, "
+                "with a column 'split'"
+            )
+        train, test = found["train"], found["test"]
+        missing = np.setdiff1d(test.labels, train.labels)
+        if len(missing):
+            raise UserError(
+                f"{self.where}: the label '{train.names[int(missing[0])]}' is tested and is not in "
+                f"the split train ({len(missing)} labels in all); add examples or leave it out"
+            )
+        if len(np.unique(train.labels)) < 2:
+            raise UserError(f"{self.where}: the split train has a single label")
+        return found
+
+    def score(self, tested: Tested, work: Work) -> Result:
+        splits = self.load()
+        work.say(f"{self.name}: {len(splits['test'].texts):,} examples")
+        return score_classification(
+            self.name, splits, tested.encode, self.samples_per_label, self.num_experiments
+        )
+
+
+def score_classification(
+    name: str, splits: dict[str, Labelled], encode: Encode, samples: int, num_experiments: int
+) -> Result:
+    """Accuracy x 100, mean over the experiments; the interval is their range."""
+    from sklearn.linear_model import LogisticRegression
+
+    train, test = splits["train"], splits["test"]
+    draws = sampled(train.labels, samples, num_experiments)
+    used = np.unique(np.concatenate(draws))
+    vectors = features(["train", "test"], {"train": train.of(used), "test": test}, encode)
+    accuracies = []
+    for draw in draws:
+        rows = np.searchsorted(used, draw)
+        model = LogisticRegression(max_iter=100).fit(vectors["train"][rows], train.labels[draw])
+        accuracies.append(100 * float((model.predict(vectors["test"]) == test.labels).mean()))
+    figure = Figure(
+        name, float(np.mean(accuracies)), interval=(min(accuracies), max(accuracies)),
+        percent=True, averaged="classification",
+    )  # fmt: skip
+    note = (
+        f"Classification: accuracy x 100 of logistic regressions on {samples} examples a label; "
+        f"mean and range of {num_experiments} draws."
+    )
+    return Result([figure], (note,), (("num_tested", len(test.labels)),))
+
+
+def sampled(labels_N: np.ndarray, samples: int, num_experiments: int) -> list[np.ndarray]:
+    """Rows of each experiment, as MTEB draws them: it shuffles what the one before has shuffled,
+    with the same seed, and takes the first of each label."""
+    order = list(range(len(labels_N)))
+    draws = []
+    for _ in range(num_experiments):
+        np.random.RandomState(SEED).shuffle(order)
+        taken = np.zeros(labels_N.max() + 1, np.int64)
+        rows = []
+        for row in order:
+            if taken[labels_N[row]] < samples:
+                taken[labels_N[row]] += 1
+                rows.append(row)
+        draws.append(np.array(rows))
+    return draws

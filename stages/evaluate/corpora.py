@@ -1,0 +1,179 @@
+"""Retrieval on a corpus of one's own: queries, documents, and which documents answer which query.
+
+Files as the BEIR collection has them, and TSV. Search is exact, in blocks.
+
+Memory: the texts, the vectors (4 bytes x width for each), and a block of QUERY_ROWS x DOCUMENT_ROWS
+scores.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from stages.contract import Figure, Work
+from stages.errors import UserError
+from stages.evaluate.base import Evaluation, Result, Tested
+from stages.evaluate.ranking import interval_of_mean
+from stages.evaluate.relevance import ndcg, reciprocal_rank, trec_order
+from stages.evaluate.tables import read_table
+from stages.fields import InputPath
+
+QUERY_ROWS = 256
+DOCUMENT_ROWS = 65536
+# Documents kept of each query; the deepest measure is recall@100.
+DEPTH = 100
+ID, TEXT = ("_id", "id"), ("text",)
+QUERY_ID, DOCUMENT_ID, SCORE = ("query-id", "query"), ("corpus-id", "document"), ("score", "label")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """relevance: of each query that has any, the gains of its relevant documents by id."""
+
+    queries: dict[str, str]
+    documents: dict[str, str]
+    relevance: dict[str, dict[str, float]]
+
+
+class CorpusTest(Evaluation):
+    """nDCG@10, MRR@10, recall@10 and recall@100 of exact search."""
+
+    two_sided = True
+
+    name: str = Field(description="Name of the corpus in tables and node names.", min_length=1)
+    queries: InputPath = Field(
+        description="TSV, CSV, JSONL or Parquet with the columns _id (or id) and text."
+    )
+    documents: InputPath = Field(
+        description="The same for documents; a column title stands before the text."
+    )
+    relevance: InputPath = Field(
+        description="Columns query-id, corpus-id and score (BEIR), or query, document and label; "
+        "a document with score 0 is not relevant."
+    )
+
+    @property
+    def title(self) -> str:
+        return f"retrieval-{self.name}"
+
+    def check(self) -> None:
+        self.load()
+
+    def load(self) -> Corpus:
+        """Raises UserError: a file or a column is missing, an id is there twice, a text is empty,
+        relevance of what is not there, or no query has a relevant document."""
+        queries = dict(self._texts("queries", self.queries))
+        documents = dict(self._texts("documents", self.documents))
+        relevance: dict[str, dict[str, float]] = {}
+        for number, row in self._rows("relevance", self.relevance):
+            where = f"{self._where('relevance')}, row {number}"
+            query, document, score = (
+                str(_cell(row, names, where)) for names in (QUERY_ID, DOCUMENT_ID, SCORE)
+            )
+            for kind, one, known in (("query", query, queries), ("document", document, documents)):
+                if one not in known:
+                    raise UserError(
+                        f"{where}: there is no {kind} '{one}'; add it or take the row out"
+                    )
+            try:
+                gain = float(score)
+            except ValueError:
+                gain = float("nan")
+            if not np.isfinite(gain):
+                raise UserError(f"{where}: the score is {score!r}, which is not a number")
+            if gain > 0:
+                relevance.setdefault(query, {})[document] = gain
+        if not relevance:
+            raise UserError(f"{self._where('relevance')}: no document is relevant to any query")
+        return Corpus(queries, documents, relevance)
+
+    def _where(self, setting: str) -> str:
+        return f"evaluate.corpora '{self.name}', {setting} ({getattr(self, setting)})"
+
+    def _rows(self, setting: str, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
+        path = Path(name).expanduser()
+        if not path.is_file():
+            raise UserError(f"{self._where(setting)}: there is no such file")
+        try:
+            yield from enumerate(read_table(path), start=1)
+        except (UnicodeDecodeError, ValueError) as error:
+            raise UserError(f"{self._where(setting)}: cannot be read ({error})") from None
+
+    def _texts(self, setting: str, name: str) -> Iterator[tuple[str, str]]:
+        seen: set[str] = set()
+        for number, row in self._rows(setting, name):
+            where = f"{self._where(setting)}, row {number}"
+            known = str(_cell(row, ID, where))
+            text = " ".join(f"{row.get('title') or ''} {_cell(row, TEXT, where) or ''}".split())
+            if known in seen:
+                raise UserError(f"{where}: the id '{known}' is there twice; ids must differ")
+            if not text:
+                raise UserError(f"{where}: the text of '{known}' is empty; take the row out")
+            seen.add(known)
+            yield known, text
+
+    def score(self, tested: Tested, work: Work) -> Result:
+        corpus = self.load()
+        work.say(f"{self.name}: {len(corpus.relevance):,} queries, {len(corpus.documents):,} texts")
+        return score_corpus(self.name, corpus, tested)
+
+
+def _cell(row: dict[str, Any], names: tuple[str, ...], where: str) -> Any:
+    for name in names:
+        if isinstance(row, dict) and name in row:
+            return row[name]
+    there = ", ".join(map(str, row)) if isinstance(row, dict) else repr(row)
+    raise UserError(f"{where}: there is no column '{names[0]}'; it has {there}")
+
+
+def score_corpus(name: str, corpus: Corpus, tested: Tested) -> Result:
+    """All x 100, means over the queries that have a relevant document, with 95% intervals of a mean
+    over queries. Queries and documents get the prompts of their kinds."""
+    asked, ids = list(corpus.relevance), list(corpus.documents)
+    queries = tested.encode([corpus.queries[one] for one in asked], kinds="query")
+    encode_documents = tested.encode_documents or tested.encode
+    documents = encode_documents(list(corpus.documents.values()), kinds="document")
+    found: dict[str, list[float]] = {"nDCG@10": [], "MRR@10": [], "R@10": [], "R@100": []}
+    for start in range(0, len(asked), QUERY_ROWS):
+        block = queries[start : start + QUERY_ROWS]
+        for query, ranked in zip(asked[start:], search(block, documents, ids), strict=False):
+            gain_of = corpus.relevance[query]
+            gains = np.array([gain_of.get(ids[row], 0.0) for row in ranked])
+            found["nDCG@10"].append(ndcg(gains, list(gain_of.values()), 10))
+            found["MRR@10"].append(reciprocal_rank(gains > 0, 10))
+            for depth in (10, 100):
+                found[f"R@{depth}"].append(float((gains[:depth] > 0).sum() / len(gain_of)))
+    figures = [
+        Figure(
+            f"{kind} {name}", float(100 * np.mean(values)), interval=interval_of_mean(values),
+            percent=True,
+        )
+        for kind, values in found.items()
+    ]  # fmt: skip
+    note = f"Retrieval x 100 from {name}: {len(asked):,} queries, {len(ids):,} documents, exact."
+    return Result(figures, (note,), (("num_queries", len(asked)), ("num_documents", len(ids))))
+
+
+def search(queries: np.ndarray, documents: np.ndarray, ids: list[str]) -> list[np.ndarray]:
+    """Rows of the DEPTH most similar documents of each query, the most similar first; equally
+    similar ones as trec_eval orders them."""
+    kept: list[tuple[np.ndarray, np.ndarray]] = [
+        (np.empty(0, np.int64), np.empty(0, np.float32)) for _ in queries
+    ]
+    names = np.asarray(ids)
+    for start in range(0, len(documents), DOCUMENT_ROWS):
+        scores = queries @ documents[start : start + DOCUMENT_ROWS].T
+        for place, (rows, best) in enumerate(kept):
+            own = scores[place]
+            if len(own) > DEPTH:  # all that tie with the last one stay until they are ordered
+                near = np.flatnonzero(own >= np.partition(own, -DEPTH)[-DEPTH])
+            else:
+                near = np.arange(len(own))
+            rows, best = np.concatenate([rows, near + start]), np.concatenate([best, own[near]])
+            order = trec_order(best, names[rows])[:DEPTH]
+            kept[place] = rows[order], best[order]
+    return [rows for rows, _ in kept]

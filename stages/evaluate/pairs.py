@@ -1,0 +1,63 @@
+"""Pairs that mean the same or do not: average precision of their similarity."""
+
+from typing import ClassVar
+
+import numpy as np
+
+from stages.contract import Figure, Work
+from stages.errors import UserError
+from stages.evaluate.base import Result, Tested
+from stages.evaluate.tables import Labelled, LabelledTest, embed_once
+
+NUM_BOOTSTRAP = 1000
+
+
+class PairsTest(LabelledTest):
+    """Average precision. Columns `sentence1`, `sentence2` and `label` (0 or 1)."""
+
+    what: ClassVar[str] = "set of pairs"
+    two_sided = True
+
+    @property
+    def title(self) -> str:
+        return f"pairs-{self.name}"
+
+    def load(self) -> Labelled:
+        """Raises UserError: single sentences, or labels other than 0 and 1."""
+        found = self.read()["test"]
+        if len(found.texts[0]) != 2:
+            raise UserError(
+                f"{self.where}: there is a column 'text'; pairs are in 'sentence1' and 'sentence2'"
+            )
+        if found.names != ["0", "1"]:
+            raise UserError(
+                f"{self.where}: the labels are {', '.join(found.names[:5])}; pairs have 0 and 1"
+            )
+        return found
+
+    def score(self, tested: Tested, work: Work) -> Result:
+        pairs = self.load()
+        work.say(f"{self.name}: {len(pairs.texts):,} pairs")
+        return score_pairs(self.name, pairs, tested)
+
+
+def score_pairs(name: str, pairs: Labelled, tested: Tested) -> Result:
+    """Average precision x 100 (scikit-learn's, no interpolation) with its bootstrap interval."""
+    from sklearn.metrics import average_precision_score
+
+    left = embed_once([a for a, _ in pairs.texts], tested.encode)
+    right = embed_once([b for _, b in pairs.texts], tested.encode_documents or tested.encode)
+    similarities = np.einsum("ij,ij->i", left, right)
+    found, random = [], np.random.default_rng(0)
+    for _ in range(NUM_BOOTSTRAP):
+        rows = random.integers(0, len(similarities), len(similarities))
+        if pairs.labels[rows].any():
+            found.append(average_precision_score(pairs.labels[rows], similarities[rows]))
+    low, high = np.percentile(found, [2.5, 97.5])
+    value = float(average_precision_score(pairs.labels, similarities))
+    figure = Figure(
+        f"AP {name}", 100 * value, interval=(100 * float(low), 100 * float(high)), percent=True,
+        averaged="pairs",
+    )  # fmt: skip
+    note = "Pairs: average precision x 100 of their similarity."
+    return Result([figure], (note,), (("num_pairs", len(similarities)),))

@@ -1,0 +1,43 @@
+"""What a ranking is worth when some of its documents are relevant; as trec_eval computes it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+
+def trec_order(scores: np.ndarray, ids: Sequence[str]) -> np.ndarray:
+    """Places by falling score; of equal ones the greater id first, as in trec_eval."""
+    falling = np.lexsort((np.asarray(ids), scores.astype(np.float32)))
+    return falling[::-1]
+
+
+def average_precision(relevant: np.ndarray, num_relevant: int) -> float:
+    """Mean of the precision at each relevant document; what was not found counts as 0.
+
+    Args:
+        relevant: (n,) bool in ranked order. num_relevant: in all, found or not.
+    """
+    places = np.flatnonzero(relevant)
+    return float((np.arange(1, len(places) + 1) / (places + 1)).sum() / num_relevant)
+
+
+def reciprocal_rank(relevant: np.ndarray, most: int | None = None) -> float:
+    """1 over the place of the first relevant document, if that is not beyond `most`."""
+    places = np.flatnonzero(relevant[:most])
+    return 1 / (1 + int(places[0])) if len(places) else 0.0
+
+
+def ndcg(gains: np.ndarray, all_gains: Sequence[float], most: int) -> float:
+    """Normalised discounted cumulative gain of the first `most`; gains count as they are.
+
+    Args:
+        gains: (n,) in ranked order. all_gains: of all relevant documents, found or not.
+    """
+    best = np.sort(np.asarray(all_gains, float))[::-1][:most]
+    return _discounted(gains[:most]) / _discounted(best)
+
+
+def _discounted(gains: np.ndarray) -> float:
+    found: Any = (gains / np.log2(np.arange(2, len(gains) + 2))).sum()
+    return float(found)

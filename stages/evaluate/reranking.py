@@ -1,0 +1,103 @@
+"""Reranking: candidates of a query in the order of their similarity to it."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from stages.contract import Figure, Work
+from stages.errors import UserError
+from stages.evaluate.base import Evaluation, Result, Tested
+from stages.evaluate.ranking import interval_of_mean
+from stages.evaluate.relevance import average_precision, reciprocal_rank, trec_order
+from stages.evaluate.tables import TableSettings, embed_once
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """A query's candidates; relevant: (n,) bool."""
+
+    query: str
+    texts: list[str]
+    relevant: np.ndarray
+
+
+class RerankingTest(Evaluation, TableSettings):
+    """MAP and MRR@10 over queries. Columns `query`, `candidate` and `label` (0 or 1), a row for
+    each candidate."""
+
+    what: ClassVar[str] = "reranking set"
+    two_sided = True
+
+    split: str | None = Field(
+        None, description="Only the rows whose column `split` has this value; null: all."
+    )
+
+    @property
+    def title(self) -> str:
+        return f"reranking-{self.name}"
+
+    def check(self) -> None:
+        TableSettings.check(self)
+
+    def load(self) -> list[Candidates]:
+        """Queries that have relevant candidates and others; a candidate that is there twice counts
+        once.
+
+        Raises:
+            UserError: an empty cell, a label that is not 0 or 1, or no query is left.
+        """
+        rows = self.rows(("query", "candidate", "label"), [self.split or "test"])
+        found: dict[str, dict[str, bool]] = {}
+        for number, row in enumerate(rows, start=1):
+            if self.split is not None and row.get("split") != self.split:
+                continue
+            query, text, label = (
+                self.text(row, column, number) for column in ("query", "candidate", "label")
+            )
+            if label not in ("0", "1"):
+                raise UserError(f"{self.where}, row {number}: the label is {label!r}, not 0 or 1")
+            candidates = found.setdefault(query, {})
+            candidates[text] = candidates.get(text, False) or label == "1"
+        queries = [
+            Candidates(query, list(candidates), np.array(list(candidates.values())))
+            for query, candidates in found.items()
+            if len(set(candidates.values())) == 2
+        ]
+        if not queries:
+            raise UserError(
+                f"{self.where}: of {len(found)} queries none has both a relevant candidate and "
+                f"another one{f' in split {self.split}' if self.split else ''}"
+            )
+        return queries
+
+    def score(self, tested: Tested, work: Work) -> Result:
+        queries = self.load()
+        work.say(f"{self.name}: {len(queries):,} queries")
+        return score_reranking(self.name, queries, tested)
+
+
+def score_reranking(name: str, queries: list[Candidates], tested: Tested) -> Result:
+    """MAP and MRR@10 x 100; of equally similar candidates the later one comes first."""
+    asked = embed_once([one.query for one in queries], tested.encode)
+    texts = [text for one in queries for text in one.texts]
+    vectors = embed_once(texts, tested.encode_documents or tested.encode)
+    precisions, ranks, start = [], [], 0
+    for vector, one in zip(asked, queries, strict=True):
+        scores = vectors[start : start + len(one.texts)] @ vector
+        start += len(one.texts)
+        names = [f"{place:09}" for place in range(len(scores))]
+        relevant = one.relevant[trec_order(scores, names)]
+        precisions.append(average_precision(relevant, int(relevant.sum())))
+        ranks.append(reciprocal_rank(relevant, 10))
+    figures = [
+        Figure(
+            f"{kind} {name}", float(100 * np.mean(values)), interval=interval_of_mean(values),
+            percent=True,
+        )
+        for kind, values in (("MAP", precisions), ("MRR@10", ranks))
+    ]  # fmt: skip
+    note = "Reranking: MAP and MRR@10 x 100 of each query's own candidates."
+    facts = (("num_queries", len(queries)), ("num_candidates", len(texts)))
+    return Result(figures, (note,), facts)

@@ -1,0 +1,218 @@
+"""Tables that tests read: where they are, and reading them. Imports no torch.
+
+A file is TSV (no quoting), CSV, JSONL or Parquet, told from its suffix; a data set is the hub's.
+"""
+
+import csv
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from stages.errors import UserError
+from stages.evaluate.base import Evaluation
+from stages.fields import Dataset, InputPath
+from stages.packages import need
+from stages.settings import Settings
+
+Row = dict[str, Any]
+
+
+class TableSettings(Settings):
+    """A table by name: a file, or a data set of the hub."""
+
+    what: ClassVar[str] = "test set"  # starts messages about it
+
+    name: str = Field(description="Name of the set in tables and node names.", min_length=1)
+    path: InputPath | None = Field(None, description="A TSV (no quoting), CSV, JSONL or Parquet "
+                                   "file with a column for each thing.")  # fmt: skip
+    dataset: Dataset | None = Field(
+        None, description="Id of a Hugging Face data set, or its folder; instead of path."
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "TableSettings":
+        if (self.path is None) == (self.dataset is None):
+            raise ValueError(f"{self.what} '{self.name}': give either path or dataset")
+        return self
+
+    @property
+    def where(self) -> str:
+        """What to call the table in a message."""
+        return f"{self.what} '{self.name}' ({self.path or f'data set {self.dataset}'})"
+
+    def check(self) -> None:
+        """Reads the table if it is a file.
+
+        Raises:
+            UserError: it cannot be read, or the package that reads data sets is missing.
+        """
+        if self.dataset is not None:
+            need("hub", f"{self.what} '{self.name}'")
+        if self.path is not None:
+            self.load()
+
+    def load(self) -> object:
+        """Reads and checks the table."""
+        raise NotImplementedError
+
+    def rows(self, columns: Sequence[str], splits: Sequence[str] = ("test",)) -> list[Row]:
+        """All rows; of a data set those of these splits, with a column `split`.
+
+        Raises:
+            UserError: no such file, not a table, or a column is not there.
+        """
+        if self.dataset is not None:
+            from stages.sentences.sources import load_hub_dataset
+
+            rows = [
+                dict(row) | {"split": split}
+                for split in splits
+                for row in load_hub_dataset(self.dataset, split)
+            ]
+        else:
+            rows = self._file_rows(Path(str(self.path)).expanduser())
+        if any(not isinstance(row, dict) for row in rows):
+            raise UserError(f"{self.where}: cannot be read (every line must be a JSON object)")
+        for column in columns:
+            if rows and column not in rows[0]:
+                raise UserError(
+                    f"{self.where}: there is no column '{column}'; "
+                    f"it has {', '.join(map(str, rows[0]))}"
+                )
+        return rows
+
+    def _file_rows(self, path: Path) -> list[Row]:
+        if not path.exists():
+            raise UserError(f"{self.what} '{self.name}': there is no file {path}")
+        try:
+            return self.read_path(path)
+        except UnicodeDecodeError as error:
+            raise UserError(f"{self.where}: not UTF-8 ({error.reason})") from None
+        except (json.JSONDecodeError, csv.Error) as error:
+            raise UserError(f"{self.where}: cannot be read ({error})") from None
+
+    def read_path(self, path: Path) -> list[Row]:
+        """The rows of a path that is there."""
+        if path.is_dir():
+            raise UserError(f"{self.where}: that is a folder; name a file in it")
+        return read_table(path)
+
+    def text(self, row: Row, column: str, number: int) -> str:
+        """A cell with its white space squeezed.
+
+        Raises:
+            UserError: nothing is there.
+        """
+        found = " ".join(str("" if row[column] is None else row[column]).split())
+        if not found:
+            raise UserError(f"{self.where}, row {number}: '{column}' is empty")
+        return found
+
+
+def read_table(path: Path) -> list[Row]:
+    """Rows of a file, told from its suffix; TSV where that says nothing."""
+    if path.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        return list(pq.read_table(path).to_pylist())
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        if path.suffix == ".jsonl":
+            return [json.loads(line) for line in file if line.strip()]
+        if path.suffix == ".csv":
+            return list(csv.DictReader(file))
+        return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Examples with labels, one entry each.
+
+    texts: one or two texts of each example. labels: (N,) int64, numbers of `names`.
+    """
+
+    texts: list[tuple[str, ...]]
+    labels: np.ndarray
+    names: list[str]
+
+    def of(self, rows: np.ndarray) -> "Labelled":
+        return Labelled([self.texts[row] for row in rows], self.labels[rows], self.names)
+
+
+class LabelledTest(Evaluation, TableSettings):
+    """A test on a table of examples with labels.
+
+    The table has the columns `label` and either `text` or `sentence1` and `sentence2`.
+    """
+
+    split: str | None = Field(
+        None, description="Test on the rows whose column `split` has this value; null: 'test', "
+        "or all rows where there is no such column.",
+    )  # fmt: skip
+
+    @property
+    def title(self) -> str:
+        return self.name
+
+    def check(self) -> None:
+        TableSettings.check(self)
+
+    def read(self, other_splits: Sequence[str] = ()) -> dict[str, Labelled]:
+        """The examples by split, the tested one as `test`; labels are numbered over all of them.
+
+        Args:
+            other_splits: that are read too, where they are there.
+
+        Raises:
+            UserError: see `rows`; an empty cell, no example to test, or only one label.
+        """
+        tested = self.split or "test"
+        rows = self.rows(["label"], list(dict.fromkeys([*other_splits, tested])))
+        columns = ("text",) if rows and "text" in rows[0] else ("sentence1", "sentence2")
+        if rows and columns[0] not in rows[0]:
+            raise UserError(
+                f"{self.where}: there is neither a column 'text' nor 'sentence1' and 'sentence2'; "
+                f"it has {', '.join(map(str, rows[0]))}"
+            )
+        by_split: dict[str, list[tuple[tuple[str, ...], str]]] = {}
+        has_splits = bool(rows) and "split" in rows[0]
+        if self.split is not None and not has_splits:
+            raise UserError(f"{self.where}: there is no column 'split' to choose '{tested}' by")
+        for number, row in enumerate(rows, start=1):
+            texts = tuple(self.text(row, column, number) for column in columns)
+            label = self.text(row, "label", number)
+            by_split.setdefault(str(row["split"]) if has_splits else tested, []).append(
+                (texts, label)
+            )
+        if not by_split.get(tested):
+            there = ", ".join(by_split) or "none"
+            raise UserError(f"{self.where}: no rows with split '{tested}'; there are: {there}")
+        used = {"test": by_split[tested]} | {
+            name: by_split[name] for name in other_splits if name in by_split and name != tested
+        }
+        names = sorted({label for examples in used.values() for _, label in examples})
+        if len(names) < 2:
+            raise UserError(
+                f"{self.where}: all rows have the label '{names[0]}'; "
+                "a test needs at least two different ones"
+            )
+        number_of = {name: number for number, name in enumerate(names)}
+        return {
+            split: Labelled(
+                [texts for texts, _ in examples],
+                np.array([number_of[label] for _, label in examples]),
+                names,
+            )
+            for split, examples in used.items()
+        }
+
+
+def embed_once(texts: Sequence[str], encode: Any) -> np.ndarray:
+    """Vectors (N, D) of texts, each distinct one encoded once."""
+    distinct = list(dict.fromkeys(texts))
+    row_of = {text: row for row, text in enumerate(distinct)}
+    return np.asarray(encode(distinct)[[row_of[text] for text in texts]])

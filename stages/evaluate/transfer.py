@@ -1,0 +1,193 @@
+"""Transfer tasks (SentEval): frozen vectors, a linear classifier on top, accuracy.
+
+Conneau and Kiela, SentEval (LREC 2018), as SimCSE's line of papers runs it; which rows choose the
+penalty depends on the splits that a table has:
+  no column `split`     nested folds: MR, CR, SUBJ, MPQA
+  train, test           folds of train choose it, and 5% of train decides when to stop: TREC, MRPC
+  train, dev, test      dev decides both: SST2
+"""
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from stages.contract import Figure, Work
+from stages.errors import UserError
+from stages.evaluate.base import Encode, Result, Tested
+from stages.evaluate.tables import Labelled, LabelledTest, embed_once
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from stages.evaluate.classifiers import Schedule
+
+PENALTIES = (1e-5, 1e-4, 1e-3, 1e-2)
+SEED = 1111  # of SentEval's folds
+
+
+class TransferTest(LabelledTest):
+    """Accuracy of a linear classifier on frozen vectors.
+
+    Of two sentences it sees |a - b| and a * b.
+    """
+
+    what: ClassVar[str] = "transfer task"
+
+    protocol: Literal["full", "fast"] = Field(
+        "full",
+        description="full: the papers' tables (ten folds, Adam); fast: SimCSE's dev mode (five "
+        "folds, RMSprop).",
+    )
+
+    @property
+    def title(self) -> str:
+        return f"transfer-{self.name}"
+
+    def load(self) -> dict[str, Labelled]:
+        """The examples by split: test, and train and dev where they are there.
+
+        Raises:
+            UserError: as `read`; a label is too rare for the folds, or only in the tested rows.
+        """
+        found = self.read(("train", "dev"))
+        splits = set(found)
+        if splits == {"test", "dev"}:
+            raise UserError(f"{self.where}: there is a split dev and no train; rename it to train")
+        chosen = found.get("train", found["test"])
+        num_folds = 1 if "dev" in found else 10 if self.protocol == "full" else 5
+        counts = np.bincount(chosen.labels, minlength=len(chosen.names))
+        if not counts.all():
+            label = chosen.names[int(counts.argmin())]
+            raise UserError(f"{self.where}: the label '{label}' is not in the split train")
+        # nested: each of the outer folds' training parts is cut again
+        need = num_folds if "train" in found else -(-num_folds * num_folds // (num_folds - 1))
+        if counts.min() < need:
+            raise UserError(
+                f"{self.where}: only {counts.min()} rows have the label "
+                f"'{chosen.names[int(counts.argmin())]}', too few for {num_folds} folds; "
+                f"it takes {need}"
+            )
+        return found
+
+    def score(self, tested: Tested, work: Work) -> Result:
+        from stages.evaluate.classifiers import FAST, FULL
+
+        splits = self.load()
+        work.say(f"{self.name}: {sum(len(one.texts) for one in splits.values()):,} examples")
+        return score_transfer(
+            self.name, splits, tested.encode, FULL if self.protocol == "full" else FAST
+        )
+
+
+def score_transfer(
+    name: str, splits: dict[str, Labelled], encode: Encode, schedule: "Schedule"
+) -> Result:
+    """Accuracy x 100; nested folds: the mean of ten (five), as SentEval rounds it.
+
+    Its interval is Wilson's for as many rows as were tested: a classifier's own spread is not in.
+    """
+    import torch
+    from scipy.stats import binomtest
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    order = list(splits)
+    vectors = features(order, splits, encode)
+    data = {name: torch.from_numpy(vectors[name]).to(device) for name in order}
+    labels = {name: torch.from_numpy(splits[name].labels).to(device) for name in order}
+    test = splits["test"]
+    if "train" not in splits:
+        right = _nested(data["test"], labels["test"], test, schedule)
+    else:
+        right = _official(data, labels, splits, schedule)
+    value = 100 * float(np.mean([part.mean() for part in right]))
+    hits = np.concatenate(right)
+    interval = binomtest(int(hits.sum()), len(hits)).proportion_ci(method="wilson")
+    figure = Figure(
+        name, value, interval=(100 * interval.low, 100 * interval.high), percent=True,
+        averaged="transfer",
+    )  # fmt: skip
+    note = "Transfer: accuracy x 100 of a linear classifier on frozen vectors."
+    return Result([figure], (note,), (("num_tested", len(hits)),))
+
+
+def features(
+    order: list[str], splits: dict[str, Labelled], encode: Encode
+) -> dict[str, np.ndarray]:
+    """What classifiers see of each split: float32 (N, D), of two sentences (N, 2 D)."""
+    texts = [text for name in order for example in splits[name].texts for text in example]
+    vectors = embed_once(texts, encode).astype(np.float32)
+    found, start = {}, 0
+    for name in order:
+        count, sides = len(splits[name].texts), len(splits[name].texts[0])
+        own = vectors[start : start + count * sides].reshape(count, sides, -1)
+        start += count * sides
+        if sides == 1:
+            found[name] = own[:, 0]
+        else:
+            left, right = own[:, 0], own[:, 1]
+            found[name] = np.concatenate([np.abs(left - right), left * right], axis=1)
+    return found
+
+
+def _nested(
+    data: "Tensor", labels: "Tensor", test: Labelled, schedule: "Schedule"
+) -> list[np.ndarray]:
+    """Which rows are right, by outer fold, each with the penalty that its inner folds chose."""
+    from stages.evaluate.classifiers import Fold, correct, fit
+
+    num_labels, count = len(test.names), schedule.num_folds
+    outer = _stratified(np.arange(len(test.labels)), test.labels, count)
+    inner = [Fold(*part) for rows, _ in outer for part in _stratified(rows, test.labels, count)]
+    grid = np.tile(PENALTIES, (len(inner), 1))
+    accuracy = fit(data, labels, num_labels, inner, grid, schedule).accuracy
+    best = [_best(part) for part in accuracy.reshape(count, count, -1)]
+    again = [Fold.drawn(rows) for rows, _ in outer]
+    fitted = fit(data, labels, num_labels, again, np.array(best)[:, None], schedule)
+    return [
+        correct(data[rows], labels[rows], fitted.weights[place, 0])
+        for place, (_, rows) in enumerate(outer)
+    ]
+
+
+def _official(
+    data: "dict[str, Tensor]",
+    labels: "dict[str, Tensor]",
+    splits: dict[str, Labelled],
+    schedule: "Schedule",
+) -> list[np.ndarray]:
+    """Which rows of the split test are right."""
+    import torch
+
+    from stages.evaluate.classifiers import Fold, correct, fit
+
+    num_labels, train = len(splits["train"].names), splits["train"].labels
+    rows = np.arange(len(train))
+    known, answers = data["train"], labels["train"]
+    if "dev" in splits:
+        known, answers = (torch.cat([one["train"], one["dev"]]) for one in (data, labels))
+        dev = np.arange(len(train), len(known))
+        fitted = fit(known, answers, num_labels, [Fold(rows, dev)], np.array([PENALTIES]), schedule)
+        weights = fitted.weights[0, PENALTIES.index(_best(fitted.accuracy))]
+    else:
+        folds = [Fold(*part) for part in _stratified(rows, train, schedule.num_folds)]
+        grid = np.tile(PENALTIES, (len(folds), 1))
+        accuracy = fit(known, answers, num_labels, folds, grid, schedule).accuracy
+        best = np.array([[_best(accuracy)]])
+        weights = fit(known, answers, num_labels, [Fold.drawn(rows)], best, schedule).weights[0, 0]
+    return [correct(data["test"], labels["test"], weights)]
+
+
+def _best(accuracy_FP: np.ndarray) -> float:
+    """The penalty of the best mean over folds, in hundredths of a percent; the least of several."""
+    return PENALTIES[int(np.round(100 * accuracy_FP.mean(0), 2).argmax())]
+
+
+def _stratified(
+    rows: np.ndarray, labels_N: np.ndarray, count: int
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The other rows and the rows of each fold."""
+    from sklearn.model_selection import StratifiedKFold
+
+    folds = StratifiedKFold(count, shuffle=True, random_state=SEED)
+    return [(rows[a], rows[b]) for a, b in folds.split(rows, labels_N[rows])]

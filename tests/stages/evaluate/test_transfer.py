@@ -1,0 +1,109 @@
+"""Transfer tasks against SentEval's procedure, one classifier after another."""
+
+import numpy as np
+import pytest
+import torch
+
+from stages.errors import UserError
+from stages.evaluate.classifiers import FAST, FULL, Fold, fit
+from stages.evaluate.tables import Labelled
+from stages.evaluate.transfer import TransferTest, score_transfer
+from tests.support import senteval
+
+
+def examples(count, num_labels, seed, width=6, noise=1.5):
+    """Vectors around a centre of each label, and texts that name them."""
+    random = np.random.default_rng(seed)
+    centres = np.random.default_rng(99).standard_normal((num_labels, width))
+    labels = random.integers(0, num_labels, count)
+    vectors = (centres[labels] + noise * random.standard_normal((count, width))).astype("float32")
+    texts = [(f"{seed} {row}",) for row in range(count)]
+    return Labelled(texts, labels, [str(label) for label in range(num_labels)]), vectors
+
+
+def encoder(*parts):
+    """An encoder that knows these texts."""
+    vector_of = {
+        text: vector
+        for one, vectors in parts
+        for (text,), vector in zip(one.texts, vectors, strict=True)
+    }
+    return lambda texts, kinds=None: np.stack([vector_of[text] for text in texts])
+
+
+def tensors(part):
+    return torch.from_numpy(part[1]), torch.from_numpy(part[0].labels)
+
+
+def accuracy(splits, schedule):
+    found = {name: part[0] for name, part in splits.items()}
+    (figure,) = score_transfer("x", found, encoder(*splits.values()), schedule).figures
+    return figure
+
+
+@pytest.mark.parametrize("protocol", ["FULL", "FAST"])
+def test_every_protocol_equals_sentevals(protocol):
+    schedule = {"FULL": FULL, "FAST": FAST}[protocol]
+    config = getattr(senteval, protocol)
+    # 130 rows: inner folds of one outer fold have one and two batches of 64
+    whole = examples(145 if protocol == "FULL" else 202, 2, 1)
+    assert accuracy({"test": whole}, schedule).value == pytest.approx(
+        senteval.nested(*tensors(whole), config), abs=1e-9
+    )
+    train, dev, test = examples(150, 3, 2), examples(60, 3, 3), examples(200, 3, 4)
+    found = accuracy({"test": test, "train": train}, schedule)
+    expected = senteval.folds_then_test(*tensors(train), tensors(test), config)
+    assert found.value == pytest.approx(expected, abs=1e-9)
+    assert found.interval[0] < found.value < found.interval[1]
+    expected = senteval.dev_then_test(*tensors(train), tensors(dev), tensors(test), config)
+    assert accuracy({"test": test, "train": train, "dev": dev}, schedule).value == pytest.approx(
+        expected, abs=1e-9
+    )
+
+
+@pytest.mark.parametrize(("schedule", "config"), [(FULL, senteval.FULL), (FAST, senteval.FAST)])
+def test_weights_are_sentevals_after_hundreds_of_steps(schedule, config):
+    (found, vectors) = examples(129, 2, 5)  # two and three batches an epoch of 64
+    x, y = torch.from_numpy(vectors), torch.from_numpy(found.labels)
+    rows = np.arange(129)
+    folds = [Fold(rows[:100], rows[100:]), Fold(rows[1:], rows[:1]), Fold(rows, rows[:9])]
+    penalties = np.tile([1e-5, 1e-2], (3, 1))
+    fitted = fit(x, y, 2, folds, penalties, schedule)
+    for place, fold in enumerate(folds):
+        for column, penalty in enumerate((1e-5, 1e-2)):
+            twin = senteval.Classifier(6, 2, penalty, config)
+            best = twin.fit(x[fold.train], y[fold.train], dev=(x[fold.held], y[fold.held]))
+            layer = twin.model[0]
+            weights = fitted.weights[place, column]
+            np.testing.assert_allclose(weights[:-1], layer.weight.detach().T, atol=2e-4)
+            np.testing.assert_allclose(weights[-1], layer.bias.detach(), atol=2e-4)
+            assert fitted.accuracy[place, column] == pytest.approx(best)
+
+
+def test_of_two_sentences_difference_and_product_are_seen():
+    pairs = Labelled([("a", "b"), ("b", "c")], np.array([0, 1]), ["0", "1"])
+    places = {"a": [1.0, 2.0], "b": [3.0, -1.0], "c": [0.0, 1.0]}
+    from stages.evaluate.transfer import features
+
+    encode = lambda texts, kinds=None: np.array([places[text] for text in texts])  # noqa: E731
+    found = features(["test"], {"test": pairs}, encode)["test"]
+    np.testing.assert_allclose(found, [[2, 3, 3, -2], [3, 2, 0, -1]])
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (["label\ttext", *["1\tgood"] * 30], "all rows have the label '1'"),
+        (["label\ttext", *["1\tgood"] * 30, *["0\tbad"] * 11], "only 11 rows .* takes 12"),
+        (["label\ttext\tsplit", *["1\ta\ttrain"] * 20, "0\tb\ttest"], "'0' is not in the split tr"),
+        (["label\ttext\tsplit", *["1\ta\tvalid", "0\tb\tvalid"] * 20], "split 'test'.*are: valid"),
+        (["label\ttext\tsplit", *["1\ta\tdev", "0\tb\ttest"] * 20], "split dev and no train"),
+        (["label\tsentence", "1\tgood"], "neither a column 'text' nor 'sentence1'"),
+        (["text", "good"], "no column 'label'; it has text"),
+        (["label\ttext", "1\t "], "row 1: 'text' is empty"),
+    ],
+)  # fmt: skip
+def test_tables_that_no_classifier_can_be_trained_on(tmp_path, rows, message):
+    (tmp_path / "task.tsv").write_text("\n".join(rows) + "\n")
+    with pytest.raises(UserError, match=message):
+        TransferTest(name="x", path=str(tmp_path / "task.tsv")).check()
