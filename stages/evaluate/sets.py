@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
 
 from stages.errors import UserError
+from stages.evaluate.senteval import sts_rows
 from stages.evaluate.tables import Row, TableSettings, read_table
 from stages.fields import InputPath
 
@@ -30,7 +31,7 @@ class StsSettings(TableSettings):
         return load_sts(self)
 
     def read_path(self, path: Path) -> list[Row]:
-        return _senteval_rows(path) if path.is_dir() else read_table(path)
+        return sts_rows(path) if path.is_dir() else read_table(path)
 
 
 def check_names_differ(sets: list[StsSettings]) -> None:
@@ -84,39 +85,3 @@ def load_sts(settings: StsSettings) -> StsSet:
         split = f" with split '{settings.split}'" if settings.split else ""
         raise UserError(f"{settings.where}: fewer than two pairs{split}")
     return StsSet(settings.name, sentence1, sentence2, np.asarray(gold), subset)
-
-
-def _senteval_rows(folder: Path) -> list[dict[str, Any]]:
-    """SentEval's layouts: `STS.input.X.txt` with `STS.gs.X.txt`, `sts-SPLIT.csv`, `SICK_*.txt`."""
-    rows: list[dict[str, Any]] = []
-    for pairs in sorted(folder.glob("STS.input.*.txt")):
-        name = pairs.name.removeprefix("STS.input.").removesuffix(".txt")
-        gold = folder / f"STS.gs.{name}.txt"
-        if not gold.is_file():
-            raise UserError(f"{pairs}: its gold scores {gold.name} are missing")
-        lines = pairs.read_text(encoding="utf-8").splitlines()
-        scores = gold.read_text(encoding="utf-8").splitlines()
-        if len(lines) != len(scores):
-            raise UserError(f"{pairs}: {len(lines)} pairs, but {gold.name} has {len(scores)}")
-        for line, score in zip(lines, scores, strict=True):
-            left, right, *_ = [*line.split("\t"), ""]
-            rows.append(
-                dict(sentence1=left, sentence2=right, score=score, subset=name, split="test")
-            )
-    for file in sorted(folder.glob("sts-*.csv")):
-        split = file.stem.removeprefix("sts-")
-        for line in file.read_text(encoding="utf-8").splitlines():
-            parts = line.split("\t")
-            rows.append(
-                dict(sentence1=parts[5], sentence2=parts[6], score=parts[4], subset="", split=split)
-            )
-    for file in sorted(folder.glob("SICK_*.txt")):
-        split = {"train": "train", "trial": "dev"}.get(file.stem.split("_")[1], "test")
-        for line in file.read_text(encoding="utf-8").splitlines()[1:]:
-            parts = line.split("\t")
-            rows.append(
-                dict(sentence1=parts[1], sentence2=parts[2], score=parts[3], subset="", split=split)
-            )
-    if not rows:
-        raise UserError(f"{folder}: no SentEval STS files (STS.input.*.txt, sts-*.csv, SICK_*.txt)")
-    return rows

@@ -7,6 +7,7 @@ penalty depends on the splits that a table has:
   train, dev, test      dev decides both: SST2
 """
 
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -15,7 +16,9 @@ from pydantic import Field
 from stages.contract import Figure, Work
 from stages.errors import UserError
 from stages.evaluate.base import Encode, Result, Tested
-from stages.evaluate.tables import Labelled, LabelledTest, embed_once
+from stages.evaluate.senteval import transfer_rows
+from stages.evaluate.tables import Labelled, LabelledTest, Row, embed_once, read_table
+from stages.fields import InputPath
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +37,11 @@ class TransferTest(LabelledTest):
 
     what: ClassVar[str] = "transfer task"
 
+    path: InputPath | None = Field(
+        None,
+        description="A TSV (no quoting), CSV, JSONL or Parquet file with the columns label, text "
+        "(or sentence1 and sentence2) and perhaps split; or a SentEval task folder.",
+    )
     protocol: Literal["full", "fast"] = Field(
         "full",
         description="full: the papers' tables (ten folds, Adam); fast: SimCSE's dev mode (five "
@@ -43,6 +51,9 @@ class TransferTest(LabelledTest):
     @property
     def title(self) -> str:
         return f"transfer-{self.name}"
+
+    def read_path(self, path: Path) -> list[Row]:
+        return transfer_rows(path) if path.is_dir() else read_table(path)
 
     def load(self) -> dict[str, Labelled]:
         """The examples by split: test, and train and dev where they are there.
@@ -68,7 +79,7 @@ class TransferTest(LabelledTest):
                 f"'{chosen.names[int(counts.argmin())]}', too few for {num_folds} folds; "
                 f"it takes {need}"
             )
-        return found
+        return {split: in_sentevals_order(one) for split, one in found.items()}
 
     def score(self, tested: Tested, work: Work) -> Result:
         from stages.evaluate.classifiers import FAST, FULL
@@ -78,6 +89,16 @@ class TransferTest(LabelledTest):
         return score_transfer(
             self.name, splits, tested.encode, FULL if self.protocol == "full" else FAST
         )
+
+
+def in_sentevals_order(examples: Labelled) -> Labelled:
+    """By words of the texts, then label: the order from which SentEval makes its folds."""
+
+    def key(row: int) -> tuple[int, ...]:
+        words = (len(text.split()) for text in examples.texts[row])
+        return (*words, int(examples.labels[row]))
+
+    return examples.of(np.array(sorted(range(len(examples.texts)), key=key)))
 
 
 def score_transfer(

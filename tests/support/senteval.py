@@ -5,19 +5,22 @@ the CPU; slow on purpose.
 """
 
 import copy
+from typing import Any
 
 import numpy as np
 import torch
 from sklearn.model_selection import StratifiedKFold
-from torch import nn
+from torch import Tensor, nn
 
+Config = dict[str, Any]
+Examples = tuple[Tensor, Tensor]
 PENALTIES = [10.0**exponent for exponent in range(-5, -1)]
 FULL = dict(optimizer="adam", batch_size=64, tenacity=5, epoch_size=4, folds=10)
 FAST = dict(optimizer="rmsprop", batch_size=128, tenacity=3, epoch_size=2, folds=5)
 
 
 class Classifier:
-    def __init__(self, width, num_labels, penalty, config):
+    def __init__(self, width: int, num_labels: int, penalty: float, config: Config) -> None:
         np.random.seed(1111)
         torch.manual_seed(1111)
         self.model = nn.Sequential(nn.Linear(width, num_labels))
@@ -27,7 +30,8 @@ class Classifier:
         self.optimizer = kind(self.model.parameters(), lr=rate, weight_decay=penalty)
         self.config = config
 
-    def fit(self, x, y, dev=None, share=None):
+    def fit(self, x: Tensor, y: Tensor, dev: Examples | None = None, share: float = 0.05) -> float:
+        """Accuracy on dev, or on a share of the rows that is held out."""
         if dev is None:
             order = np.random.permutation(len(x))
             count = int(share * len(x))
@@ -37,9 +41,9 @@ class Classifier:
         size = self.config["batch_size"]
         while epoch <= 200:
             for _ in range(self.config["epoch_size"]):
-                order = torch.from_numpy(np.random.permutation(len(x)))
+                shuffled = torch.from_numpy(np.random.permutation(len(x)))
                 for start in range(0, len(x), size):
-                    rows = order[start : start + size]
+                    rows = shuffled[start : start + size]
                     loss = nn.functional.cross_entropy(self.model(x[rows]), y[rows])
                     self.optimizer.zero_grad()
                     loss.backward()
@@ -55,12 +59,12 @@ class Classifier:
         self.model = kept
         return best
 
-    def score(self, x, y):
+    def score(self, x: Tensor, y: Tensor) -> float:
         with torch.no_grad():
             return (self.model(x).argmax(1) == y).double().mean().item()
 
 
-def nested(x, y, config):
+def nested(x: Tensor, y: Tensor, config: Config) -> float:
     """Accuracy x 100 of tasks without splits."""
     num_labels, found = int(y.max()) + 1, []
     for train, test in _folds(x, y, config):
@@ -73,12 +77,12 @@ def nested(x, y, config):
                 inner.append(model.fit(x[a], y[a], dev=(x[b], y[b])))
             scores.append(round(100 * np.mean(inner), 2))
         model = Classifier(x.shape[1], num_labels, PENALTIES[np.argmax(scores)], config)
-        model.fit(x[train], y[train], share=0.05)
+        model.fit(x[train], y[train])
         found.append(100 * model.score(x[test], y[test]))
-    return np.mean(found)
+    return float(np.mean(found))
 
 
-def folds_then_test(x, y, test, config):
+def folds_then_test(x: Tensor, y: Tensor, test: Examples, config: Config) -> float:
     """Accuracy x 100 of tasks with a split for training and one for testing."""
     num_labels, scores = int(y.max()) + 1, []
     for penalty in PENALTIES:
@@ -88,11 +92,11 @@ def folds_then_test(x, y, test, config):
             inner.append(model.fit(x[a], y[a], dev=(x[b], y[b])))
         scores.append(round(100 * np.mean(inner), 2))
     model = Classifier(x.shape[1], num_labels, PENALTIES[np.argmax(scores)], config)
-    model.fit(x, y, share=0.05)
+    model.fit(x, y)
     return 100 * model.score(*test)
 
 
-def dev_then_test(x, y, dev, test, config):
+def dev_then_test(x: Tensor, y: Tensor, dev: Examples, test: Examples, config: Config) -> float:
     """Accuracy x 100 of tasks with three splits."""
     scores = []
     for penalty in PENALTIES:
@@ -103,6 +107,6 @@ def dev_then_test(x, y, dev, test, config):
     return 100 * model.score(*test)
 
 
-def _folds(x, y, config):
+def _folds(x: Tensor, y: Tensor, config: Config) -> Any:
     folds = StratifiedKFold(config["folds"], shuffle=True, random_state=1111)
     return list(folds.split(x, y))

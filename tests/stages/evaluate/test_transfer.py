@@ -90,6 +90,45 @@ def test_of_two_sentences_difference_and_product_are_seen():
     np.testing.assert_allclose(found, [[2, 3, 3, -2], [3, 2, 0, -1]])
 
 
+def test_sentevals_folders_are_read_as_sentevals_reads_them(tmp_path):
+    folder = tmp_path / "MR"
+    folder.mkdir()
+    (folder / "rt-polarity.pos").write_bytes(b"a caf\xe9 \x85 here\n\n" + b"good\n" * 20)
+    with pytest.raises(UserError, match="rt-polarity.neg: missing"):
+        TransferTest(name="x", path=str(folder)).check()
+    (folder / "rt-polarity.neg").write_bytes(b"so bad\n" * 20)
+    found = TransferTest(name="x", path=str(folder)).load()["test"]
+    words = [(text, found.names[label]) for (text,), label in zip(found.texts, found.labels)]  # noqa: B905
+    assert words[0] == (".", "1")  # the empty line; all by words, then label
+    assert words[1:] == [("good", "1")] * 20 + [("so bad", "0")] * 20 + [("a caf\xe9 here", "1")]
+
+    trec = tmp_path / "TREC"
+    trec.mkdir()
+    (trec / "train_5500.label").write_text("DESC:manner How so ?\nHUM:ind Who ?\n" * 12)
+    (trec / "TREC_10.label").write_text("HUM:ind Who was it ?\n")
+    found = TransferTest(name="x", path=str(trec)).load()
+    assert found["test"].texts == [("Who was it ?",)] and found["test"].names == ["DESC", "HUM"]
+    assert found["train"].texts[0] == ("Who ?",) and len(found["train"].texts) == 24
+
+    mrpc = tmp_path / "MRPC"
+    mrpc.mkdir()
+    lines = ["Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"]
+    lines += [f"{i % 2}\t1\t2\ta {i}\tb" for i in range(40)]
+    for split in ("train", "test"):
+        (mrpc / f"msr_paraphrase_{split}.txt").write_text("\n".join(lines) + "\n")
+    found = TransferTest(name="x", path=str(mrpc)).load()
+    assert found["train"].texts[0] == ("a 0", "b") and len(found["test"].labels) == 40
+
+    sst = tmp_path / "SST"
+    sst.mkdir()
+    for split in ("train", "dev", "test"):
+        (sst / f"sentiment-{split}").write_text("fine\t1\nnot fine\t0\n" * 12)
+    found = TransferTest(name="x", path=str(sst)).load()
+    assert set(found) == {"train", "dev", "test"} and found["dev"].texts[-1] == ("not fine",)
+    with pytest.raises(UserError, match="none of SentEval's transfer tasks"):
+        TransferTest(name="x", path=str(tmp_path)).check()
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
