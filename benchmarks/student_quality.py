@@ -28,9 +28,10 @@ from pipeline.plan.plan import Plan, make_plan
 from pipeline.recipe.read import load_recipe
 from pipeline.run.runner import run
 from stages.encoder.cpu import computed_type
-from stages.encoder.model import load_for_inference
+from stages.encoder.model import Encoder, load_for_inference
+from stages.encoder.pipeline import PipelineEncoder
 from stages.encoder.settings import EncoderSettings
-from stages.evaluate.base import Tested
+from stages.evaluate.base import Encode, Tested
 from stages.evaluate.sets import load_sts
 from stages.evaluate.sts import score_sts
 from stages.recipe import Recipe
@@ -123,18 +124,23 @@ def main() -> None:
     parser.add_argument("--kept", type=Path, default="benchmarks/student_quality.jsonl")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    shared = prepared(options.steps, options.batch_size, options.storage)
+    table(options, shared, Kept(options.kept))
+
+
+def prepared(steps: int, batch_size: int, storage: str) -> list[str]:
+    """Overrides of the recipe, each sentence seen once; makes what training reads."""
     shared = [
-        f"train.max_steps={options.steps}", f"train.batch_size={options.batch_size}",
-        f"train.dev.every_steps={options.steps // 2}", f"storage={options.storage}",
-        f"sentences.limit={options.steps * options.batch_size}", "student.freeze_layers=0",
+        f"train.max_steps={steps}", f"train.batch_size={batch_size}", f"storage={storage}",
+        f"train.dev.every_steps={steps // 2}", f"sentences.limit={steps * batch_size}",
+        "student.freeze_layers=0",
     ]  # fmt: skip
-    kept = Kept(options.kept)
     recipe = load_recipe(RECIPE, shared)
     plan = make_plan(recipe)
     if any(plan.nodes[name].manifest is None for name in ("tokens", "embed:minilm")):
         for stage in ("sentences", "tokens", "embed"):
             run(recipe, only=stage)
-    table(options, shared, kept)
+    return shared
 
 
 def table(options: argparse.Namespace, shared: list[str], kept: Kept) -> None:
@@ -172,24 +178,34 @@ def trained(changes: list[str], kept: Kept, whole: bool) -> Figures:
 
 
 def measured(plan: Plan, whole: bool) -> Figures:
+    student, dev = student_of(plan)
+    return (spearmans(plan.recipe, student.encode_unit) if whole else {}) | {"STS-B dev": dev}
+
+
+def student_of(plan: Plan) -> tuple[Encoder | PipelineEncoder, float]:
+    """The student that a plan trains, at the recipe's length of tests, and its STS-B dev."""
     stage, work = train_of(plan)
     training = start_training(stage, work, PlainEngine, checkpointed=False)
     for _ in training.rows():
         pass
-    dev = {"STS-B dev": training.progress.best_score or float("nan")}
-    if not whole:
-        return dev
     with tempfile.TemporaryDirectory() as folder:
         save_encoder(training.engine.student.encoder, training.trained.weights, Path(folder))
-        return tested(plan.recipe, EncoderSettings(model=folder, pooling="auto")) | dev
+        encoder = loaded(plan.recipe, EncoderSettings(model=folder, pooling="auto"))
+    return encoder, training.progress.best_score or float("nan")
+
+
+def loaded(recipe: Recipe, settings: EncoderSettings) -> Encoder | PipelineEncoder:
+    longer = settings.model_copy(update={"max_length": recipe.evaluate.max_length})
+    return load_for_inference(longer)
 
 
 def tested(recipe: Recipe, settings: EncoderSettings) -> Figures:
+    return spearmans(recipe, loaded(recipe, settings).encode_unit)
+
+
+def spearmans(recipe: Recipe, encode: Encode) -> Figures:
     """Spearman x 100 on the recipe's test sets, as its evaluation gives them, and their mean."""
-    longer = settings.model_copy(update={"max_length": recipe.evaluate.max_length})
-    encoder = load_for_inference(longer)
-    known = Tested(encoder.encode_unit, None)
-    results = [score_sts(load_sts(one), known, 0) for one in recipe.evaluate.sts]
+    results = [score_sts(load_sts(one), Tested(encode, None), 0) for one in recipe.evaluate.sts]
     figures = {result.figures[0].name: result.figures[0].value for result in results}
     return figures | {"mean": statistics.mean(figures.values())}
 
