@@ -53,9 +53,8 @@ class RerankingTest(Evaluation, TableSettings):
         for number, row in enumerate(rows, start=1):
             if self.split is not None and row.get("split") != self.split:
                 continue
-            query, text, label = (
-                self.text(row, column, number) for column in ("query", "candidate", "label")
-            )
+            query, text = (self.text(row, column, number) for column in ("query", "candidate"))
+            label = self.label(row, number)
             if label not in ("0", "1"):
                 raise UserError(f"{self.where}, row {number}: the label is {label!r}, not 0 or 1")
             candidates = found.setdefault(query, {})

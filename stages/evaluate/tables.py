@@ -78,6 +78,11 @@ class TableSettings(Settings):
             rows = self._file_rows(Path(str(self.path)).expanduser())
         if any(not isinstance(row, dict) for row in rows):
             raise UserError(f"{self.where}: cannot be read (every line must be a JSON object)")
+        for number, row in enumerate(rows, start=1):
+            if None in row:
+                raise UserError(
+                    f"{self.where}, row {number}: there are more cells than the header has names"
+                )
         for column in columns:
             if rows and column not in rows[0]:
                 raise UserError(
@@ -93,7 +98,7 @@ class TableSettings(Settings):
             return self.read_path(path)
         except UnicodeDecodeError as error:
             raise UserError(f"{self.where}: not UTF-8 ({error.reason})") from None
-        except (json.JSONDecodeError, csv.Error) as error:
+        except (ValueError, csv.Error) as error:
             raise UserError(f"{self.where}: cannot be read ({error})") from None
 
     def read_path(self, path: Path) -> list[Row]:
@@ -101,6 +106,17 @@ class TableSettings(Settings):
         if path.is_dir():
             raise UserError(f"{self.where}: that is a folder; name a file in it")
         return read_table(path)
+
+    def label(self, row: Row, number: int) -> str:
+        """The cell `label`; whole numbers and truth values of JSON and Parquet as 0, 1, 2, ...
+
+        Raises:
+            UserError: nothing is there.
+        """
+        value = row["label"]
+        if isinstance(value, bool | float) and value == value // 1:
+            row = row | {"label": int(value)}
+        return self.text(row, "label", number)
 
     def text(self, row: Row, column: str, number: int) -> str:
         """A cell with its white space squeezed.
@@ -184,10 +200,8 @@ class LabelledTest(Evaluation, TableSettings):
             raise UserError(f"{self.where}: there is no column 'split' to choose '{tested}' by")
         for number, row in enumerate(rows, start=1):
             texts = tuple(self.text(row, column, number) for column in columns)
-            label = self.text(row, "label", number)
-            by_split.setdefault(str(row["split"]) if has_splits else tested, []).append(
-                (texts, label)
-            )
+            split = str(row.get("split") or "") if has_splits else tested
+            by_split.setdefault(split, []).append((texts, self.label(row, number)))
         if not by_split.get(tested):
             there = ", ".join(by_split) or "none"
             raise UserError(f"{self.where}: no rows with split '{tested}'; there are: {there}")
