@@ -64,10 +64,13 @@ class RerankingTest(Evaluation, TableSettings):
             for query, candidates in found.items()
             if len(set(candidates.values())) == 2
         ]
+        split = f" with split '{self.split}'" if self.split else ""
+        if not found:
+            raise UserError(f"{self.where}: there are no rows{split}")
         if not queries:
             raise UserError(
-                f"{self.where}: of {len(found)} queries none has both a relevant candidate and "
-                f"another one{f' in split {self.split}' if self.split else ''}"
+                f"{self.where}: of {len(found)} queries{split} none has both a relevant candidate "
+                "and another one"
             )
         return queries
 

@@ -214,6 +214,7 @@ BAD = [
     (RerankingTest, ["query\tcandidate\tlabel", "q\ta\t1", "q\tb\t2"], "row 2: the label is '2'"),
     (RerankingTest, ["query\tcandidate\tlabel", "q\ta\t1", "\tb\t0"], "row 2: 'query' is empty"),
     (RerankingTest, ["query\tcandidate\tlabel", "q\ta\t1", "q\tb\t1"], "of 1 queries none has"),
+    (RerankingTest, ["query\tcandidate\tlabel", "q\ta\t1\tmore"], "row 1: there are more cells"),
     (PairsTest, ["text\tlabel", "a\t1", "b\t0"], "there is a column 'text'; pairs are in"),
     (PairsTest, ["sentence1\tsentence2\tlabel", "a\tb\tyes", "a\tc\tno"], "labels are no, yes"),
     (PairsTest, ["sentence1\tsentence2\tlabel", "a\tb\t1"], "all rows have the label '1'"),
@@ -229,6 +230,18 @@ BAD = [
 def test_bad_tables(tmp_path, kind, lines, message):
     with pytest.raises(UserError, match=message):
         kind(name="x", path=write(tmp_path / "x.tsv", lines)).check()
+
+
+def test_labels_of_json_and_a_split_that_is_not_there(tmp_path):
+    rows = [{"query": "q", "candidate": c, "label": x} for c, x in (("a", True), ("b", 0.0))]
+    file = write(tmp_path / "x.jsonl", [json.dumps(row) for row in rows])
+    (found,) = RerankingTest(name="x", path=file).load()
+    assert found.relevant.tolist() == [True, False]
+    with pytest.raises(UserError, match="there are no rows with split 'dev'"):
+        RerankingTest(name="x", path=file, split="dev").load()
+    file = write(tmp_path / "y.jsonl", ['"a"'])
+    with pytest.raises(UserError, match="every line must be a JSON object"):
+        ClusteringTest(name="x", path=file).load()
 
 
 @pytest.mark.parametrize(
