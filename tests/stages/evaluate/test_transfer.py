@@ -11,10 +11,13 @@ from stages.evaluate.transfer import TransferTest, score_transfer
 from tests.support import senteval
 
 
-def examples(count, num_labels, seed, width=6, noise=1.5):
-    """Vectors around a centre of each label, and texts that name them."""
+def examples(count, num_labels, seed, width=60, noise=40, spread=5):
+    """Vectors around a centre of each label, and texts that name them.
+
+    So long and blurred that the penalty changes what is right (with the fast protocol).
+    """
     random = np.random.default_rng(seed)
-    centres = np.random.default_rng(99).standard_normal((num_labels, width))
+    centres = spread * np.random.default_rng(99).standard_normal((num_labels, width))
     labels = random.integers(0, num_labels, count)
     vectors = (centres[labels] + noise * random.standard_normal((count, width))).astype("float32")
     texts = [(f"{seed} {row}",) for row in range(count)]
@@ -63,7 +66,9 @@ def test_every_protocol_equals_sentevals(protocol):
 
 @pytest.mark.parametrize(("schedule", "config"), [(FULL, senteval.FULL), (FAST, senteval.FAST)])
 def test_weights_are_sentevals_after_hundreds_of_steps(schedule, config):
-    (found, vectors) = examples(129, 2, 5)  # two and three batches an epoch of 64
+    found, vectors = examples(
+        129, 2, 5, width=6, noise=1.5, spread=1
+    )  # two and three batches an epoch of 64
     x, y = torch.from_numpy(vectors), torch.from_numpy(found.labels)
     rows = np.arange(129)
     folds = [Fold(rows[:100], rows[100:]), Fold(rows[1:], rows[:1]), Fold(rows, rows[:9])]
@@ -93,14 +98,15 @@ def test_of_two_sentences_difference_and_product_are_seen():
 def test_sentevals_folders_are_read_as_sentevals_reads_them(tmp_path):
     folder = tmp_path / "MR"
     folder.mkdir()
-    (folder / "rt-polarity.pos").write_bytes(b"a caf\xe9 \x85 here\n\n" + b"good\n" * 20)
+    (folder / "rt-polarity.pos").write_bytes(b"a caf\xe9 \x85 here\n\nso good\n" + b"good\n" * 20)
     with pytest.raises(UserError, match="rt-polarity.neg: missing"):
         TransferTest(name="x", path=str(folder)).check()
     (folder / "rt-polarity.neg").write_bytes(b"so bad\n" * 20)
     found = TransferTest(name="x", path=str(folder)).load()["test"]
     words = [(text, found.names[label]) for (text,), label in zip(found.texts, found.labels)]  # noqa: B905
     assert words[0] == (".", "1")  # the empty line; all by words, then label
-    assert words[1:] == [("good", "1")] * 20 + [("so bad", "0")] * 20 + [("a caf\xe9 here", "1")]
+    rest = [("good", "1")] * 20 + [("so bad", "0")] * 20
+    assert words[1:] == [*rest, ("so good", "1"), ("a caf\xe9 here", "1")]
 
     trec = tmp_path / "TREC"
     trec.mkdir()
