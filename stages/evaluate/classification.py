@@ -28,7 +28,7 @@ class ClassificationTest(LabelledTest):
 
     def load(self) -> dict[str, Labelled]:
         """Raises UserError: there is no split train, or a tested label is not in it."""
-        found = self.read(("train",))
+        found = self.read(("train",), num_texts=1)
         if "train" not in found:
             raise UserError(
                 f"{self.where}: there are no rows with split 'train' to learn from; add them, "

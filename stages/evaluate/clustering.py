@@ -1,4 +1,4 @@
-"""Clustering: do sentences of one label lie together? V-measure of k-means, as MTEB has it."""
+"""Clustering: do sentences of one label lie together? V-measure of k-means."""
 
 from typing import ClassVar
 
@@ -25,7 +25,7 @@ class ClusteringTest(LabelledTest):
         return f"clustering-{self.name}"
 
     def load(self) -> Labelled:
-        return self.read()["test"]
+        return self.read(num_texts=1)["test"]
 
     def score(self, tested: Tested, work: Work) -> Result:
         examples = self.load()

@@ -2,10 +2,11 @@
 
 Files as the BEIR collection has them, and TSV. Search is exact, in blocks.
 
-Memory: the texts, the vectors (4 bytes x width for each), and a block of QUERY_ROWS x DOCUMENT_ROWS
-scores.
+Memory: the texts (twice while a file is read), the vectors (4 bytes x width for each, twice while
+they are put in order), and a block of QUERY_ROWS x DOCUMENT_ROWS scores.
 """
 
+import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from stages.errors import UserError
 from stages.evaluate.base import Evaluation, Result, Tested
 from stages.evaluate.ranking import interval_of_mean
 from stages.evaluate.relevance import ndcg, reciprocal_rank, trec_order
-from stages.evaluate.tables import read_table
+from stages.evaluate.tables import embed_once, read_table
 from stages.fields import InputPath
 
 QUERY_ROWS = 256
@@ -66,9 +67,10 @@ class CorpusTest(Evaluation):
     def load(self) -> Corpus:
         """Raises UserError: a file or a column is missing, an id is there twice, a text is empty,
         relevance of what is not there, or no query has a relevant document."""
-        queries = dict(self._texts("queries", self.queries))
-        documents = dict(self._texts("documents", self.documents))
+        queries = dict(self._texts("queries", self.queries, ""))
+        documents = dict(self._texts("documents", self.documents, "title"))
         relevance: dict[str, dict[str, float]] = {}
+        seen: set[tuple[str, str]] = set()
         for number, row in self._rows("relevance", self.relevance):
             where = f"{self._where('relevance')}, row {number}"
             query, document, score = (
@@ -85,6 +87,9 @@ class CorpusTest(Evaluation):
                 gain = float("nan")
             if not np.isfinite(gain):
                 raise UserError(f"{where}: the score is {score!r}, which is not a number")
+            if (query, document) in seen:
+                raise UserError(f"{where}: '{document}' for '{query}' is there twice; keep one")
+            seen.add((query, document))
             if gain > 0:
                 relevance.setdefault(query, {})[document] = gain
         if not relevance:
@@ -100,15 +105,17 @@ class CorpusTest(Evaluation):
             raise UserError(f"{self._where(setting)}: there is no such file")
         try:
             yield from enumerate(read_table(path), start=1)
-        except (UnicodeDecodeError, ValueError) as error:
+        except (ValueError, csv.Error) as error:
             raise UserError(f"{self._where(setting)}: cannot be read ({error})") from None
 
-    def _texts(self, setting: str, name: str) -> Iterator[tuple[str, str]]:
+    def _texts(self, setting: str, name: str, title: str) -> Iterator[tuple[str, str]]:
         seen: set[str] = set()
         for number, row in self._rows(setting, name):
             where = f"{self._where(setting)}, row {number}"
             known = str(_cell(row, ID, where))
-            text = " ".join(f"{row.get('title') or ''} {_cell(row, TEXT, where) or ''}".split())
+            text = " ".join(f"{row.get(title) or ''} {_cell(row, TEXT, where) or ''}".split())
+            if known == "None" or not known.strip():
+                raise UserError(f"{where}: the id is empty; give every text one")
             if known in seen:
                 raise UserError(f"{where}: the id '{known}' is there twice; ids must differ")
             if not text:
@@ -134,9 +141,9 @@ def score_corpus(name: str, corpus: Corpus, tested: Tested) -> Result:
     """All x 100, means over the queries that have a relevant document, with 95% intervals of a mean
     over queries. Queries and documents get the prompts of their kinds."""
     asked, ids = list(corpus.relevance), list(corpus.documents)
-    queries = tested.encode([corpus.queries[one] for one in asked], kinds="query")
+    queries = embed_once([corpus.queries[one] for one in asked], tested.encode, "query")
     encode_documents = tested.encode_documents or tested.encode
-    documents = encode_documents(list(corpus.documents.values()), kinds="document")
+    documents = embed_once(list(corpus.documents.values()), encode_documents, "document")
     found: dict[str, list[float]] = {"nDCG@10": [], "MRR@10": [], "R@10": [], "R@100": []}
     for start in range(0, len(asked), QUERY_ROWS):
         block = queries[start : start + QUERY_ROWS]
@@ -164,7 +171,8 @@ def search(queries: np.ndarray, documents: np.ndarray, ids: list[str]) -> list[n
     kept: list[tuple[np.ndarray, np.ndarray]] = [
         (np.empty(0, np.int64), np.empty(0, np.float32)) for _ in queries
     ]
-    names = np.asarray(ids)
+    id_ranks = np.empty(len(ids), np.int64)
+    id_ranks[sorted(range(len(ids)), key=ids.__getitem__)] = np.arange(len(ids))
     for start in range(0, len(documents), DOCUMENT_ROWS):
         scores = queries @ documents[start : start + DOCUMENT_ROWS].T
         for place, (rows, best) in enumerate(kept):
@@ -174,6 +182,6 @@ def search(queries: np.ndarray, documents: np.ndarray, ids: list[str]) -> list[n
             else:
                 near = np.arange(len(own))
             rows, best = np.concatenate([rows, near + start]), np.concatenate([best, own[near]])
-            order = trec_order(best, names[rows])[:DEPTH]
+            order = trec_order(best, id_ranks[rows])[:DEPTH]
             kept[place] = rows[order], best[order]
     return [rows for rows, _ in kept]

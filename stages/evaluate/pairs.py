@@ -24,11 +24,7 @@ class PairsTest(LabelledTest):
 
     def load(self) -> Labelled:
         """Raises UserError: single sentences, or labels other than 0 and 1."""
-        found = self.read()["test"]
-        if len(found.texts[0]) != 2:
-            raise UserError(
-                f"{self.where}: there is a column 'text'; pairs are in 'sentence1' and 'sentence2'"
-            )
+        found = self.read(num_texts=2)["test"]
         if found.names != ["0", "1"]:
             raise UserError(
                 f"{self.where}: the labels are {', '.join(found.names[:5])}; pairs have 0 and 1"

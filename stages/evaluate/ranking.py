@@ -44,6 +44,12 @@ class RankingTest(Evaluation, StsSettings):
     def groups(self) -> list[Group]:
         """Raises UserError: no sentence has as many partners with different scores."""
         found = partner_groups(load_sts(self), self.min_partners)
+        lowest = min((float(gold.min()) for _, _, gold in found), default=0.0)
+        if lowest < 0:
+            raise UserError(
+                f"{self.where}: there is a gold score of {lowest:g}; scores are gains in NDCG, "
+                "which cannot be negative, so shift them"
+            )
         if not found:
             raise UserError(
                 f"{self.where}: no sentence has {self.min_partners} partners with different gold "

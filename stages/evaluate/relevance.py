@@ -6,10 +6,13 @@ from typing import Any
 import numpy as np
 
 
-def trec_order(scores: np.ndarray, ids: Sequence[str]) -> np.ndarray:
-    """Places by falling score; of equal ones the greater id first, as in trec_eval."""
-    falling = np.lexsort((np.asarray(ids), scores.astype(np.float32)))
-    return falling[::-1]
+def trec_order(scores: np.ndarray, id_ranks: np.ndarray) -> np.ndarray:
+    """Places by falling score; of equal ones the greater id first, as in trec_eval.
+
+    Args:
+        id_ranks: (n,) places of the ids in their own order.
+    """
+    return np.lexsort((id_ranks, scores.astype(np.float32)))[::-1]
 
 
 def average_precision(relevant: np.ndarray, num_relevant: int) -> float:

@@ -31,7 +31,9 @@ class RerankingTest(Evaluation, TableSettings):
     two_sided = True
 
     split: str | None = Field(
-        None, description="Only the rows whose column `split` has this value; null: all."
+        None,
+        description="Test on the rows whose column `split` has this value; null: 'test', "
+        "or all rows where there is no such column.",
     )
 
     @property
@@ -50,9 +52,7 @@ class RerankingTest(Evaluation, TableSettings):
         """
         rows = self.rows(("query", "candidate", "label"), [self.split or "test"])
         found: dict[str, dict[str, bool]] = {}
-        for number, row in enumerate(rows, start=1):
-            if self.split is not None and row.get("split") != self.split:
-                continue
+        for number, row in self.tested(rows, self.split):
             query, text = (self.text(row, column, number) for column in ("query", "candidate"))
             label = self.label(row, number)
             if label not in ("0", "1"):
@@ -64,13 +64,10 @@ class RerankingTest(Evaluation, TableSettings):
             for query, candidates in found.items()
             if len(set(candidates.values())) == 2
         ]
-        split = f" with split '{self.split}'" if self.split else ""
-        if not found:
-            raise UserError(f"{self.where}: there are no rows{split}")
         if not queries:
             raise UserError(
-                f"{self.where}: of {len(found)} queries{split} none has both a relevant candidate "
-                "and another one"
+                f"{self.where}: of {len(found)} queries none has both a relevant candidate and "
+                "another one"
             )
         return queries
 
@@ -81,16 +78,16 @@ class RerankingTest(Evaluation, TableSettings):
 
 
 def score_reranking(name: str, queries: list[Candidates], tested: Tested) -> Result:
-    """MAP and MRR@10 x 100; of equally similar candidates the later one comes first."""
-    asked = embed_once([one.query for one in queries], tested.encode)
+    """MAP and MRR@10 x 100; of equally similar candidates the later one comes first.
+    Queries and candidates get the prompts of queries and documents."""
+    asked = embed_once([one.query for one in queries], tested.encode, "query")
     texts = [text for one in queries for text in one.texts]
-    vectors = embed_once(texts, tested.encode_documents or tested.encode)
+    vectors = embed_once(texts, tested.encode_documents or tested.encode, "document")
     precisions, ranks, start = [], [], 0
     for vector, one in zip(asked, queries, strict=True):
         scores = vectors[start : start + len(one.texts)] @ vector
         start += len(one.texts)
-        names = [f"{place:09}" for place in range(len(scores))]
-        relevant = one.relevant[trec_order(scores, names)]
+        relevant = one.relevant[trec_order(scores, np.arange(len(scores)))]
         precisions.append(average_precision(relevant, int(relevant.sum())))
         ranks.append(reciprocal_rank(relevant, 10))
     figures = [

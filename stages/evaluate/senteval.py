@@ -74,9 +74,12 @@ def transfer_rows(folder: Path) -> list[Row]:
                 found.append(_row(text, label.partition(":")[0], split=split))
     for split in ("train", "test"):
         file = folder / f"msr_paraphrase_{split}.txt"
-        for line in list(_lines(file, "utf-8"))[1:] if file.is_file() else ():
-            label, _, _, left, right = line.split("\t")[:5]
-            found.append(dict(sentence1=left, sentence2=right, label=label, split=split))
+        lines = list(_lines(file, "utf-8-sig"))[1:] if file.is_file() else []
+        for number, line in enumerate(lines, start=2):
+            cells = line.split("\t")
+            if len(cells) < 5:
+                raise UserError(f"{file}, line {number}: there are fewer than five columns")
+            found.append(dict(sentence1=cells[3], sentence2=cells[4], label=cells[0], split=split))
     if not found:
         raise UserError(f"{folder}: none of SentEval's transfer tasks (MR, CR, SUBJ, MPQA, "
                         "SST/binary, TREC, MRPC) is here")  # fmt: skip

@@ -18,7 +18,10 @@ from stages.evaluate.transfer import TransferTest
 from stages.settings import Extensible, added
 
 # Columns of every table, which no test set may be called.
-TAKEN_NAMES = ("layers", "MB", "mean", "sentences/s")
+TAKEN_NAMES = (
+    "layers", "MB", "mean", "sentences/s", "transfer", "classification", "clustering", "pairs",
+    "KCC", "NDCG",
+)  # fmt: skip
 
 
 class EvaluateSettings(Extensible):
@@ -49,7 +52,7 @@ class EvaluateSettings(Extensible):
     clustering: list[ClusteringTest] = added([], description="Sentences with labels to find again.")
     pairs: list[PairsTest] = added([], description="Pairs that mean the same or do not.")
     num_bootstrap: int = Field(
-        1000, ge=0, description="Bootstrap resamples for the 95% intervals; 0: no intervals."
+        1000, ge=0, description="Bootstrap resamples for the 95% intervals of STS sets; 0: none."
     )
     speed: bool = Field(
         True, description="Time the student side by side with its teachers, at the end."
@@ -67,6 +70,8 @@ class EvaluateSettings(Extensible):
         columns = [*self.sts, *self.transfer, *self.classification]  # called by the bare name
         titles = [test.title for test in self.tests if not isinstance(test, StsTest)]
         titles = [one.name for one in columns] + titles
+        ranked = [one.name for one in self.reranking] + [one.name for one in self.corpora]
+        titles += [f"MRR@10 {name}" for name in ranked]
         for title in (*titles, *TAKEN_NAMES):
             if titles.count(title) > (title not in TAKEN_NAMES):
                 raise ValueError(f"the name '{title}' of a test is taken; choose another")

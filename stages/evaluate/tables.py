@@ -14,8 +14,9 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from stages.errors import UserError
-from stages.evaluate.base import Evaluation
+from stages.evaluate.base import Encode, Evaluation
 from stages.fields import Dataset, InputPath
+from stages.kinds import Kinds
 from stages.packages import need
 from stages.settings import Settings
 
@@ -69,6 +70,11 @@ class TableSettings(Settings):
         if self.dataset is not None:
             from stages.sentences.sources import load_hub_dataset
 
+            if len(splits) > 1:
+                from datasets import get_dataset_split_names
+
+                there = get_dataset_split_names(self.dataset)
+                splits = [split for split in splits if split in there] or splits[-1:]
             rows = [
                 dict(row) | {"split": split}
                 for split in splits
@@ -83,13 +89,28 @@ class TableSettings(Settings):
                 raise UserError(
                     f"{self.where}, row {number}: there are more cells than the header has names"
                 )
+        there = columns_of(rows)
         for column in columns:
-            if rows and column not in rows[0]:
+            if rows and column not in there:
                 raise UserError(
-                    f"{self.where}: there is no column '{column}'; "
-                    f"it has {', '.join(map(str, rows[0]))}"
+                    f"{self.where}: there is no column '{column}'; it has {', '.join(there)}"
                 )
         return rows
+
+    def tested(self, rows: Sequence[Row], split: str | None) -> list[tuple[int, Row]]:
+        """Rows of a split, with their numbers; None: of `test`, or all where no row has one.
+
+        Raises:
+            UserError: there are none.
+        """
+        if split is None and "split" not in columns_of(rows):
+            return list(enumerate(rows, start=1))
+        name = split or "test"
+        found = [(n, row) for n, row in enumerate(rows, start=1) if row.get("split") == name]
+        if not found:
+            others = ", ".join(sorted({str(row.get("split")) for row in rows})) or "none"
+            raise UserError(f"{self.where}: no rows with split '{name}'; there are: {others}")
+        return found
 
     def _file_rows(self, path: Path) -> list[Row]:
         if not path.exists():
@@ -113,9 +134,11 @@ class TableSettings(Settings):
         Raises:
             UserError: nothing is there.
         """
-        value = row["label"]
+        value = row.get("label")
         if isinstance(value, bool | float) and value == value // 1:
             row = row | {"label": int(value)}
+        elif isinstance(value, float) and value != value:
+            row = row | {"label": None}
         return self.text(row, "label", number)
 
     def text(self, row: Row, column: str, number: int) -> str:
@@ -124,14 +147,20 @@ class TableSettings(Settings):
         Raises:
             UserError: nothing is there.
         """
-        found = " ".join(str("" if row[column] is None else row[column]).split())
+        cell = row.get(column)
+        found = " ".join(str("" if cell is None else cell).split())
         if not found:
             raise UserError(f"{self.where}, row {number}: '{column}' is empty")
         return found
 
 
 def read_table(path: Path) -> list[Row]:
-    """Rows of a file, told from its suffix; TSV where that says nothing."""
+    """Rows of a file, told from its suffix; TSV where that says nothing.
+
+    Raises:
+        ValueError, csv.Error: it is none.
+    """
+    csv.field_size_limit(1 << 30)  # a document may be longer than the 131,072 characters of csv
     if path.suffix == ".parquet":
         import pyarrow.parquet as pq
 
@@ -142,6 +171,11 @@ def read_table(path: Path) -> list[Row]:
         if path.suffix == ".csv":
             return list(csv.DictReader(file))
         return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+def columns_of(rows: Sequence[Row]) -> list[str]:
+    """Of all rows, in the order in which they first occur."""
+    return list(dict.fromkeys(str(column) for row in rows for column in row))
 
 
 @dataclass(frozen=True)
@@ -170,41 +204,44 @@ class LabelledTest(Evaluation, TableSettings):
         "or all rows where there is no such column.",
     )  # fmt: skip
 
-    @property
-    def title(self) -> str:
-        return self.name
-
     def check(self) -> None:
         TableSettings.check(self)
 
-    def read(self, other_splits: Sequence[str] = ()) -> dict[str, Labelled]:
+    def read(
+        self, other_splits: Sequence[str] = (), num_texts: int | None = None
+    ) -> dict[str, Labelled]:
         """The examples by split, the tested one as `test`; labels are numbered over all of them.
 
         Args:
-            other_splits: that are read too, where they are there.
+            other_splits: that are read too, where they are there. num_texts: of an example; None:
+                one or two.
 
         Raises:
             UserError: see `rows`; an empty cell, no example to test, or only one label.
         """
         tested = self.split or "test"
         rows = self.rows(["label"], list(dict.fromkeys([*other_splits, tested])))
-        columns = ("text",) if rows and "text" in rows[0] else ("sentence1", "sentence2")
-        if rows and columns[0] not in rows[0]:
+        there = columns_of(rows)
+        columns = ("text",) if "text" in there else ("sentence1", "sentence2")
+        if rows and not set(columns) <= set(there):
             raise UserError(
                 f"{self.where}: there is neither a column 'text' nor 'sentence1' and 'sentence2'; "
-                f"it has {', '.join(map(str, rows[0]))}"
+                f"it has {', '.join(there)}"
             )
+        if num_texts is not None and len(columns) != num_texts:
+            wanted = "'sentence1' and 'sentence2'" if num_texts == 2 else "a column 'text'"
+            raise UserError(f"{self.where}: it has {', '.join(columns)}; this test needs {wanted}")
         by_split: dict[str, list[tuple[tuple[str, ...], str]]] = {}
-        has_splits = bool(rows) and "split" in rows[0]
+        has_splits = "split" in there
         if self.split is not None and not has_splits:
             raise UserError(f"{self.where}: there is no column 'split' to choose '{tested}' by")
         for number, row in enumerate(rows, start=1):
             texts = tuple(self.text(row, column, number) for column in columns)
-            split = str(row.get("split") or "") if has_splits else tested
+            split = self.text(row, "split", number) if has_splits else tested
             by_split.setdefault(split, []).append((texts, self.label(row, number)))
-        if not by_split.get(tested):
-            there = ", ".join(by_split) or "none"
-            raise UserError(f"{self.where}: no rows with split '{tested}'; there are: {there}")
+        self.tested(rows, tested if has_splits else None)
+        if not rows:
+            raise UserError(f"{self.where}: there are no rows")
         used = {"test": by_split[tested]} | {
             name: by_split[name] for name in other_splits if name in by_split and name != tested
         }
@@ -225,8 +262,19 @@ class LabelledTest(Evaluation, TableSettings):
         }
 
 
-def embed_once(texts: Sequence[str], encode: Any) -> np.ndarray:
-    """Vectors (N, D) of texts, each distinct one encoded once."""
+def embed_once(texts: Sequence[str], encode: Encode, kinds: Kinds = None) -> np.ndarray:
+    """Vectors (N, D) of texts, each distinct one encoded once.
+
+    Raises:
+        UserError: a vector that is not finite, with which no test can do anything.
+    """
     distinct = list(dict.fromkeys(texts))
     row_of = {text: row for row, text in enumerate(distinct)}
-    return np.asarray(encode(distinct)[[row_of[text] for text in texts]])
+    vectors = encode(distinct, kinds)
+    bad = np.flatnonzero(~np.isfinite(vectors).all(1))
+    if len(bad):
+        raise UserError(
+            f"the encoder's vector of {distinct[int(bad[0])][:80]!r} is not finite (and of "
+            f"{len(bad) - 1} more texts); train it with a lower learning rate, or in float32"
+        )
+    return np.asarray(vectors[[row_of[text] for text in texts]])

@@ -79,6 +79,12 @@ class TransferTest(LabelledTest):
                 f"'{chosen.names[int(counts.argmin())]}', too few for {num_folds} folds; "
                 f"it takes {need}"
             )
+        rows = len(chosen.labels) if "train" in found else len(chosen.labels) * 9 // 10
+        if rows < 23 and "dev" not in found:
+            raise UserError(
+                f"{self.where}: only {len(chosen.labels)} rows to learn from, of which 5% decide "
+                "when to stop; it takes 30"
+            )
         return {split: in_sentevals_order(one) for split, one in found.items()}
 
     def score(self, tested: Tested, work: Work) -> Result:
@@ -95,7 +101,8 @@ def in_sentevals_order(examples: Labelled) -> Labelled:
     """By words of the texts, then label: the order from which SentEval makes its folds."""
 
     def key(row: int) -> tuple[int, ...]:
-        words = (len(text.split()) for text in examples.texts[row])
+        # a period alone is the empty line that SentEval counts as no word
+        words = (len(text.split()) if text != "." else 0 for text in examples.texts[row])
         return (*words, int(examples.labels[row]))
 
     return examples.of(np.array(sorted(range(len(examples.texts)), key=key)))
@@ -104,7 +111,7 @@ def in_sentevals_order(examples: Labelled) -> Labelled:
 def score_transfer(
     name: str, splits: dict[str, Labelled], encode: Encode, schedule: "Schedule"
 ) -> Result:
-    """Accuracy x 100; nested folds: the mean of ten (five), as SentEval rounds it.
+    """Accuracy x 100; nested folds: the mean of ten (five).
 
     Its interval is Wilson's for as many rows as were tested: a classifier's own spread is not in.
     """

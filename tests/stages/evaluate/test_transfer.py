@@ -98,15 +98,15 @@ def test_of_two_sentences_difference_and_product_are_seen():
 def test_sentevals_folders_are_read_as_sentevals_reads_them(tmp_path):
     folder = tmp_path / "MR"
     folder.mkdir()
-    (folder / "rt-polarity.pos").write_bytes(b"a caf\xe9 \x85 here\n\nso good\n" + b"good\n" * 20)
+    (folder / "rt-polarity.pos").write_bytes(b"a caf\xe9 here\nso good\n" + b"good\n\n" * 20)
     with pytest.raises(UserError, match="rt-polarity.neg: missing"):
         TransferTest(name="x", path=str(folder)).check()
     (folder / "rt-polarity.neg").write_bytes(b"so bad\n" * 20)
     found = TransferTest(name="x", path=str(folder)).load()["test"]
     words = [(text, found.names[label]) for (text,), label in zip(found.texts, found.labels)]  # noqa: B905
-    assert words[0] == (".", "1")  # the empty line; all by words, then label
+    assert words[:20] == [(".", "1")] * 20  # empty lines; all by words, then label
     rest = [("good", "1")] * 20 + [("so bad", "0")] * 20
-    assert words[1:] == [*rest, ("so good", "1"), ("a caf\xe9 here", "1")]
+    assert words[20:] == [*rest, ("so good", "1"), ("a caf\xe9 here", "1")]
 
     trec = tmp_path / "TREC"
     trec.mkdir()
@@ -143,6 +143,7 @@ def test_sentevals_folders_are_read_as_sentevals_reads_them(tmp_path):
         (["label\ttext\tsplit", *["1\ta\ttrain"] * 20, "0\tb\ttest"], "'0' is not in the split tr"),
         (["label\ttext\tsplit", *["1\ta\tvalid", "0\tb\tvalid"] * 20], "split 'test'.*are: valid"),
         (["label\ttext\tsplit", *["1\ta\tdev", "0\tb\ttest"] * 20], "split dev and no train"),
+        (["label\ttext\tsplit", *["1\ta\ttrain", "0\tb\ttrain"] * 10, "1\ta\ttest"], "only 20"),
         (["label\tsentence", "1\tgood"], "neither a column 'text' nor 'sentence1'"),
         (["text", "good"], "no column 'label'; it has text"),
         (["label\ttext", "1\t "], "row 1: 'text' is empty"),
