@@ -68,12 +68,10 @@ class TableSettings(Settings):
             UserError: no such file, not a table, or a column is not there.
         """
         if self.dataset is not None:
-            from stages.sentences.sources import load_hub_dataset
+            from stages.sentences.sources import hub_splits, load_hub_dataset
 
             if len(splits) > 1:
-                from datasets import get_dataset_split_names
-
-                there = get_dataset_split_names(self.dataset)
+                there = hub_splits(self.dataset)
                 splits = [split for split in splits if split in there] or splits[-1:]
             rows = [
                 dict(row) | {"split": split}

@@ -9,6 +9,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -171,11 +172,27 @@ def load_hub_dataset(name: str, split: str, file: str | None = None) -> Any:
     Raises:
         UserError: the extra is not installed, or the data set cannot be loaded.
     """
+    with _hub(name) as datasets:
+        return datasets.load_dataset(name, data_files=file, split=split, streaming=True)
+
+
+def hub_splits(name: str) -> list[str]:
+    """Splits that a Hugging Face data set has.
+
+    Raises:
+        UserError: as `load_hub_dataset`.
+    """
+    with _hub(name) as datasets:
+        return list(datasets.get_dataset_split_names(name))
+
+
+@contextmanager
+def _hub(name: str) -> Iterator[Any]:
     need("hub", f"data set '{name}'")
     import datasets
 
     try:
-        return datasets.load_dataset(name, data_files=file, split=split, streaming=True)
+        yield datasets
     except (OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(f"data set '{name}': cannot be loaded ({reason})") from error

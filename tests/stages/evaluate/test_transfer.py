@@ -95,6 +95,22 @@ def test_of_two_sentences_difference_and_product_are_seen():
     np.testing.assert_allclose(found, [[2, 3, 3, -2], [3, 2, 0, -1]])
 
 
+def test_a_data_set_is_read_with_the_splits_that_it_has(tmp_path):
+    for split, count in (("train", 15), ("test", 3)):
+        lines = ["text,label", *[f"{split} {i},{i % 2}" for i in range(2 * count)]]
+        (tmp_path / f"{split}.csv").write_text("\n".join(lines) + "\n")
+    test = TransferTest(name="x", dataset=str(tmp_path))
+    test.check()
+    found = test.load()  # no dev
+    assert {split: len(one.labels) for split, one in found.items()} == {"test": 6, "train": 30}
+    (tmp_path / "train.csv").unlink()
+    with pytest.raises(UserError, match="only 3 rows have the label '0'"):
+        test.load()
+    (tmp_path / "test.csv").unlink()
+    with pytest.raises(UserError, match="cannot be loaded"):
+        test.load()
+
+
 def test_sentevals_folders_are_read_as_sentevals_reads_them(tmp_path):
     folder = tmp_path / "MR"
     folder.mkdir()
