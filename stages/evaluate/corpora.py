@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from stages.contract import Figure, Work
+from stages.contract import Work
 from stages.errors import UserError
 from stages.evaluate.base import Evaluation, Result, Tested
-from stages.evaluate.ranking import interval_of_mean
-from stages.evaluate.relevance import ndcg, reciprocal_rank, trec_order
-from stages.evaluate.tables import embed_once, read_table
+from stages.evaluate.relevance import mean_figures, ndcg, reciprocal_rank, trec_order
+from stages.evaluate.tables import finite_vectors, read_table
 from stages.fields import InputPath
 
 QUERY_ROWS = 256
@@ -112,9 +111,10 @@ class CorpusTest(Evaluation):
         seen: set[str] = set()
         for number, row in self._rows(setting, name):
             where = f"{self._where(setting)}, row {number}"
-            known = str(_cell(row, ID, where))
+            cell = _cell(row, ID, where)
+            known = "" if cell is None else str(cell)
             text = " ".join(f"{row.get(title) or ''} {_cell(row, TEXT, where) or ''}".split())
-            if known == "None" or not known.strip():
+            if not known.strip():
                 raise UserError(f"{where}: the id is empty; give every text one")
             if known in seen:
                 raise UserError(f"{where}: the id '{known}' is there twice; ids must differ")
@@ -131,48 +131,41 @@ class CorpusTest(Evaluation):
 
 def _cell(row: dict[str, Any], names: tuple[str, ...], where: str) -> Any:
     for name in names:
-        if isinstance(row, dict) and name in row:
+        if name in row:
             return row[name]
-    there = ", ".join(map(str, row)) if isinstance(row, dict) else repr(row)
-    raise UserError(f"{where}: there is no column '{names[0]}'; it has {there}")
+    raise UserError(f"{where}: there is no column '{names[0]}'; it has {', '.join(row)}")
 
 
 def score_corpus(name: str, corpus: Corpus, tested: Tested) -> Result:
     """All x 100, means over the queries that have a relevant document, with 95% intervals of a mean
     over queries. Queries and documents get the prompts of their kinds."""
     asked, ids = list(corpus.relevance), list(corpus.documents)
-    queries = embed_once([corpus.queries[one] for one in asked], tested.encode, "query")
+    queries = finite_vectors([corpus.queries[one] for one in asked], tested.encode, "query")
     encode_documents = tested.encode_documents or tested.encode
-    documents = embed_once(list(corpus.documents.values()), encode_documents, "document")
+    documents = finite_vectors(list(corpus.documents.values()), encode_documents, "document")
+    id_ranks = np.empty(len(ids), np.int64)
+    id_ranks[sorted(range(len(ids)), key=ids.__getitem__)] = np.arange(len(ids))
     found: dict[str, list[float]] = {"nDCG@10": [], "MRR@10": [], "R@10": [], "R@100": []}
     for start in range(0, len(asked), QUERY_ROWS):
         block = queries[start : start + QUERY_ROWS]
-        for query, ranked in zip(asked[start:], search(block, documents, ids), strict=False):
+        for query, ranked in zip(asked[start:], search(block, documents, id_ranks), strict=False):
             gain_of = corpus.relevance[query]
             gains = np.array([gain_of.get(ids[row], 0.0) for row in ranked])
             found["nDCG@10"].append(ndcg(gains, list(gain_of.values()), 10))
             found["MRR@10"].append(reciprocal_rank(gains > 0, 10))
             for depth in (10, 100):
                 found[f"R@{depth}"].append(float((gains[:depth] > 0).sum() / len(gain_of)))
-    figures = [
-        Figure(
-            f"{kind} {name}", float(100 * np.mean(values)), interval=interval_of_mean(values),
-            percent=True,
-        )
-        for kind, values in found.items()
-    ]  # fmt: skip
+    figures = mean_figures(name, found)
     note = f"Retrieval x 100 from {name}: {len(asked):,} queries, {len(ids):,} documents, exact."
     return Result(figures, (note,), (("num_queries", len(asked)), ("num_documents", len(ids))))
 
 
-def search(queries: np.ndarray, documents: np.ndarray, ids: list[str]) -> list[np.ndarray]:
+def search(queries: np.ndarray, documents: np.ndarray, id_ranks: np.ndarray) -> list[np.ndarray]:
     """Rows of the DEPTH most similar documents of each query, the most similar first; equally
-    similar ones as trec_eval orders them."""
+    similar ones as trec_eval orders them, by the places of their ids (N,)."""
     kept: list[tuple[np.ndarray, np.ndarray]] = [
         (np.empty(0, np.int64), np.empty(0, np.float32)) for _ in queries
     ]
-    id_ranks = np.empty(len(ids), np.int64)
-    id_ranks[sorted(range(len(ids)), key=ids.__getitem__)] = np.arange(len(ids))
     for start in range(0, len(documents), DOCUMENT_ROWS):
         scores = queries @ documents[start : start + DOCUMENT_ROWS].T
         for place, (rows, best) in enumerate(kept):

@@ -11,7 +11,7 @@ from stages.rows import unit_rows
 TILE_ROWS = 1024
 
 
-class GeometrySettings(Evaluation, StsSettings):
+class GeometrySettings(StsSettings, Evaluation):
     """Alignment of pairs that mean the same, and uniformity of all sentences."""
 
     positives_above: float = Field(
@@ -23,9 +23,6 @@ class GeometrySettings(Evaluation, StsSettings):
     @property
     def title(self) -> str:
         return f"geometry-{self.name}"
-
-    def check(self) -> None:
-        StsSettings.check(self)
 
     def score(self, tested: Tested, work: Work) -> Result:
         return score_geometry(load_sts(self), self.positives_above, tested.encode)

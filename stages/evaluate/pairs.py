@@ -7,7 +7,7 @@ import numpy as np
 from stages.contract import Figure, Work
 from stages.errors import UserError
 from stages.evaluate.base import Result, Tested
-from stages.evaluate.tables import Labelled, LabelledTest, embed_once
+from stages.evaluate.tables import Labelled, LabelledTest, finite_vectors
 
 NUM_BOOTSTRAP = 1000
 
@@ -41,8 +41,8 @@ def score_pairs(name: str, pairs: Labelled, tested: Tested) -> Result:
     """Average precision x 100 (scikit-learn's, no interpolation) with its bootstrap interval."""
     from sklearn.metrics import average_precision_score
 
-    left = embed_once([a for a, _ in pairs.texts], tested.encode)
-    right = embed_once([b for _, b in pairs.texts], tested.encode_documents or tested.encode)
+    left = finite_vectors([a for a, _ in pairs.texts], tested.encode)
+    right = finite_vectors([b for _, b in pairs.texts], tested.encode_documents or tested.encode)
     similarities = np.einsum("ij,ij->i", left, right)
     found, random = [], np.random.default_rng(0)
     for _ in range(NUM_BOOTSTRAP):

@@ -11,17 +11,18 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from stages.contract import Figure, Work
+from stages.contract import Work
 from stages.errors import UserError
 from stages.evaluate.base import Evaluation, Result, Tested
+from stages.evaluate.relevance import mean_figures
 from stages.evaluate.sets import StsSet, StsSettings, load_sts
-from stages.evaluate.tables import embed_once
+from stages.evaluate.tables import finite_vectors
 
 # Partners of a sentence with their gold scores: (sentence, partners, scores (k,)).
 Group = tuple[str, list[str], np.ndarray]
 
 
-class RankingTest(Evaluation, StsSettings):
+class RankingTest(StsSettings, Evaluation):
     """Kendall's tau and NDCG of each sentence's partners, on an STS set."""
 
     what: ClassVar[str] = "ranking task"
@@ -36,12 +37,7 @@ class RankingTest(Evaluation, StsSettings):
     def title(self) -> str:
         return f"ranking-{self.name}"
 
-    def check(self) -> None:
-        StsSettings.check(self)
-        if self.path is not None:
-            self.groups()
-
-    def groups(self) -> list[Group]:
+    def load(self) -> list[Group]:
         """Raises UserError: no sentence has as many partners with different scores."""
         found = partner_groups(load_sts(self), self.min_partners)
         lowest = min((float(gold.min()) for _, _, gold in found), default=0.0)
@@ -58,7 +54,7 @@ class RankingTest(Evaluation, StsSettings):
         return found
 
     def score(self, tested: Tested, work: Work) -> Result:
-        groups = self.groups()
+        groups = self.load()
         work.say(f"{self.name}: {len(groups):,} sentences with partners")
         return score_ranking(self.name, groups, tested, self.gain)
 
@@ -82,9 +78,9 @@ def score_ranking(name: str, groups: list[Group], tested: Tested, gain: str) -> 
     from scipy.stats import kendalltau
     from sklearn.metrics import ndcg_score
 
-    centres = embed_once([one for one, _, _ in groups], tested.encode)
+    centres = finite_vectors([one for one, _, _ in groups], tested.encode)
     partners = [other for _, others, _ in groups for other in others]
-    vectors = embed_once(partners, tested.encode_documents or tested.encode)
+    vectors = finite_vectors(partners, tested.encode_documents or tested.encode)
     taus, gains, start = [], [], 0
     for centre, (_, others, gold) in zip(centres, groups, strict=True):
         cosines = vectors[start : start + len(others)] @ centre
@@ -92,24 +88,9 @@ def score_ranking(name: str, groups: list[Group], tested: Tested, gain: str) -> 
         # all cosines alike say nothing about the order
         taus.append(float(np.nan_to_num(kendalltau(cosines, gold).statistic)))
         gains.append(ndcg_score([gold if gain == "linear" else 2**gold - 1], [cosines]))
-    figures = [
-        Figure(
-            f"{kind} {name}", float(100 * np.mean(values)), interval=interval_of_mean(values),
-            percent=True, averaged=kind,
-        )
-        for kind, values in (("KCC", taus), ("NDCG", gains))
-    ]  # fmt: skip
+    figures = mean_figures(name, {"KCC": taus, "NDCG": gains}, averaged=True)
     note = (
         "KCC, NDCG: Kendall's tau-b and NDCG x 100 of the partners of one sentence, mean over "
         f"sentences ({gain} gain)."
     )
     return Result(figures, (note,), (("num_groups", len(groups)),))
-
-
-def interval_of_mean(values: list[float]) -> tuple[float, float] | None:
-    """95% interval x 100 of a mean, by its standard error; None for a single value."""
-    if len(values) < 2:
-        return None
-    mean = float(np.mean(values))
-    error = 1.96 * float(np.std(values, ddof=1)) / len(values) ** 0.5
-    return 100 * (mean - error), 100 * (mean + error)

@@ -1,9 +1,11 @@
 """What a ranking is worth when some of its documents are relevant; as trec_eval computes it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from stages.contract import Figure
 
 
 def trec_order(scores: np.ndarray, id_ranks: np.ndarray) -> np.ndarray:
@@ -39,6 +41,29 @@ def ndcg(gains: np.ndarray, all_gains: Sequence[float], most: int) -> float:
     """
     best = np.sort(np.asarray(all_gains, float))[::-1][:most]
     return _discounted(gains[:most]) / _discounted(best)
+
+
+def mean_figures(
+    name: str, values: Mapping[str, Sequence[float]], averaged: bool = False
+) -> list[Figure]:
+    """Means x 100 over queries or sentences with their 95% intervals, by standard error.
+
+    Args:
+        values: by measure, one for each query. averaged: over the sets of a table, by measure.
+    """
+    figures = []
+    for measure, several in values.items():
+        mean, interval = 100 * float(np.mean(several)), None
+        if len(several) > 1:
+            error = 196 * float(np.std(several, ddof=1)) / len(several) ** 0.5
+            interval = mean - error, mean + error
+        figures.append(
+            Figure(
+                f"{measure} {name}", mean, interval=interval, percent=True,
+                averaged=measure if averaged else "",
+            )
+        )  # fmt: skip
+    return figures
 
 
 def _discounted(gains: np.ndarray) -> float:

@@ -6,12 +6,11 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from stages.contract import Figure, Work
+from stages.contract import Work
 from stages.errors import UserError
 from stages.evaluate.base import Evaluation, Result, Tested
-from stages.evaluate.ranking import interval_of_mean
-from stages.evaluate.relevance import average_precision, reciprocal_rank, trec_order
-from stages.evaluate.tables import TableSettings, embed_once
+from stages.evaluate.relevance import average_precision, mean_figures, reciprocal_rank, trec_order
+from stages.evaluate.tables import TableSettings, finite_vectors
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class Candidates:
     relevant: np.ndarray
 
 
-class RerankingTest(Evaluation, TableSettings):
+class RerankingTest(TableSettings, Evaluation):
     """MAP and MRR@10 over queries. Columns `query`, `candidate` and `label` (0 or 1), a row for
     each candidate."""
 
@@ -39,9 +38,6 @@ class RerankingTest(Evaluation, TableSettings):
     @property
     def title(self) -> str:
         return f"reranking-{self.name}"
-
-    def check(self) -> None:
-        TableSettings.check(self)
 
     def load(self) -> list[Candidates]:
         """Queries that have relevant candidates and others; a candidate that is there twice counts
@@ -80,9 +76,9 @@ class RerankingTest(Evaluation, TableSettings):
 def score_reranking(name: str, queries: list[Candidates], tested: Tested) -> Result:
     """MAP and MRR@10 x 100; of equally similar candidates the later one comes first.
     Queries and candidates get the prompts of queries and documents."""
-    asked = embed_once([one.query for one in queries], tested.encode, "query")
+    asked = finite_vectors([one.query for one in queries], tested.encode, "query")
     texts = [text for one in queries for text in one.texts]
-    vectors = embed_once(texts, tested.encode_documents or tested.encode, "document")
+    vectors = finite_vectors(texts, tested.encode_documents or tested.encode, "document")
     precisions, ranks, start = [], [], 0
     for vector, one in zip(asked, queries, strict=True):
         scores = vectors[start : start + len(one.texts)] @ vector
@@ -90,13 +86,7 @@ def score_reranking(name: str, queries: list[Candidates], tested: Tested) -> Res
         relevant = one.relevant[trec_order(scores, np.arange(len(scores)))]
         precisions.append(average_precision(relevant, int(relevant.sum())))
         ranks.append(reciprocal_rank(relevant, 10))
-    figures = [
-        Figure(
-            f"{kind} {name}", float(100 * np.mean(values)), interval=interval_of_mean(values),
-            percent=True,
-        )
-        for kind, values in (("MAP", precisions), ("MRR@10", ranks))
-    ]  # fmt: skip
+    figures = mean_figures(name, {"MAP": precisions, "MRR@10": ranks})
     note = "Reranking: MAP and MRR@10 x 100 of each query's own candidates."
     facts = (("num_queries", len(queries)), ("num_candidates", len(texts)))
     return Result(figures, (note,), facts)

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from stages.errors import UserError
+from stages.evaluate.tables import Row
 
-Row = dict[str, Any]
 # Sentences of either label, a file each, latin-1: what SentEval calls positive, and negative.
 BINARY = {
     "rt-polarity.pos": "rt-polarity.neg",  # MR
@@ -16,9 +15,9 @@ BINARY = {
 }
 
 
-def sts_rows(folder: Path) -> list[dict[str, Any]]:
+def sts_rows(folder: Path) -> list[Row]:
     """Pairs with scores: `STS.input.X.txt` with `STS.gs.X.txt`, `sts-SPLIT.csv`, `SICK_*.txt`."""
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for pairs in sorted(folder.glob("STS.input.*.txt")):
         name = pairs.name.removeprefix("STS.input.").removesuffix(".txt")
         gold = folder / f"STS.gs.{name}.txt"

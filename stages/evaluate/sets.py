@@ -27,7 +27,7 @@ class StsSettings(TableSettings):
         None, description="Keep only the rows whose column `split` has this value."
     )
 
-    def load(self) -> "StsSet":
+    def load(self) -> object:
         return load_sts(self)
 
     def read_path(self, path: Path) -> list[Row]:

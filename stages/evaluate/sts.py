@@ -7,8 +7,9 @@ and correlated once; per-subset figures are reported beside it. No regressor, no
 import numpy as np
 
 from stages.contract import Figure, Work
-from stages.evaluate.base import Encode, Evaluation, Result, Tested
+from stages.evaluate.base import Evaluation, Result, Tested
 from stages.evaluate.sets import StsSet, StsSettings, load_sts
+from stages.evaluate.tables import embed_once
 
 
 class StsTest(Evaluation):
@@ -35,18 +36,12 @@ class StsTest(Evaluation):
 def pair_similarities(pairs: StsSet, tested: Tested) -> np.ndarray:
     """Similarity of every pair, float32; each distinct sentence is encoded once."""
     if tested.encode_documents is None:
-        both = _vectors(pairs.sentence1 + pairs.sentence2, tested.encode)
+        both = embed_once(pairs.sentence1 + pairs.sentence2, tested.encode)
         left, right = both[: len(pairs.sentence1)], both[len(pairs.sentence1) :]
     else:
-        left = _vectors(pairs.sentence1, tested.encode)
-        right = _vectors(pairs.sentence2, tested.encode_documents)
+        left = embed_once(pairs.sentence1, tested.encode)
+        right = embed_once(pairs.sentence2, tested.encode_documents)
     return np.einsum("ij,ij->i", left, right)
-
-
-def _vectors(sentences: list[str], encode: Encode) -> np.ndarray:
-    texts = list(dict.fromkeys(sentences))
-    row_of = {text: row for row, text in enumerate(texts)}
-    return encode(texts)[[row_of[text] for text in sentences]]
 
 
 def spearman(a: np.ndarray, b: np.ndarray) -> float:

@@ -80,13 +80,6 @@ class TableSettings(Settings):
             ]
         else:
             rows = self._file_rows(Path(str(self.path)).expanduser())
-        if any(not isinstance(row, dict) for row in rows):
-            raise UserError(f"{self.where}: cannot be read (every line must be a JSON object)")
-        for number, row in enumerate(rows, start=1):
-            if None in row:
-                raise UserError(
-                    f"{self.where}, row {number}: there are more cells than the header has names"
-                )
         there = columns_of(rows)
         for column in columns:
             if rows and column not in there:
@@ -165,10 +158,18 @@ def read_table(path: Path) -> list[Row]:
         return list(pq.read_table(path).to_pylist())
     with path.open(encoding="utf-8-sig", newline="") as file:
         if path.suffix == ".jsonl":
-            return [json.loads(line) for line in file if line.strip()]
+            rows = [json.loads(line) for line in file if line.strip()]
+            if any(not isinstance(row, dict) for row in rows):
+                raise ValueError("every line must be a JSON object")
+            return rows
         if path.suffix == ".csv":
-            return list(csv.DictReader(file))
-        return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+            rows = list(csv.DictReader(file))
+        else:
+            rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    for number, row in enumerate(rows, start=1):
+        if None in row:
+            raise ValueError(f"row {number}: there are more cells than the header has names")
+    return rows
 
 
 def columns_of(rows: Sequence[Row]) -> list[str]:
@@ -191,7 +192,7 @@ class Labelled:
         return Labelled([self.texts[row] for row in rows], self.labels[rows], self.names)
 
 
-class LabelledTest(Evaluation, TableSettings):
+class LabelledTest(TableSettings, Evaluation):
     """A test on a table of examples with labels.
 
     The table has the columns `label` and either `text` or `sentence1` and `sentence2`.
@@ -201,9 +202,6 @@ class LabelledTest(Evaluation, TableSettings):
         None, description="Test on the rows whose column `split` has this value; null: 'test', "
         "or all rows where there is no such column.",
     )  # fmt: skip
-
-    def check(self) -> None:
-        TableSettings.check(self)
 
     def read(
         self, other_splits: Sequence[str] = (), num_texts: int | None = None
@@ -261,18 +259,23 @@ class LabelledTest(Evaluation, TableSettings):
 
 
 def embed_once(texts: Sequence[str], encode: Encode, kinds: Kinds = None) -> np.ndarray:
-    """Vectors (N, D) of texts, each distinct one encoded once.
-
-    Raises:
-        UserError: a vector that is not finite, with which no test can do anything.
-    """
+    """Vectors (N, D) of texts, each distinct one encoded once."""
     distinct = list(dict.fromkeys(texts))
     row_of = {text: row for row, text in enumerate(distinct)}
-    vectors = encode(distinct, kinds)
+    return encode(distinct, kinds)[[row_of[text] for text in texts]]
+
+
+def finite_vectors(texts: Sequence[str], encode: Encode, kinds: Kinds = None) -> np.ndarray:
+    """As `embed_once`, for figures that would look like any other where a vector is not finite.
+
+    Raises:
+        UserError: a vector is not finite.
+    """
+    vectors = embed_once(texts, encode, kinds)
     bad = np.flatnonzero(~np.isfinite(vectors).all(1))
     if len(bad):
         raise UserError(
-            f"the encoder's vector of {distinct[int(bad[0])][:80]!r} is not finite (and of "
+            f"the encoder's vector of {texts[int(bad[0])][:80]!r} is not finite (and of "
             f"{len(bad) - 1} more texts); train it with a lower learning rate, or in float32"
         )
-    return np.asarray(vectors[[row_of[text] for text in texts]])
+    return vectors

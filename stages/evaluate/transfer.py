@@ -17,7 +17,7 @@ from stages.contract import Figure, Work
 from stages.errors import UserError
 from stages.evaluate.base import Encode, Result, Tested
 from stages.evaluate.senteval import transfer_rows
-from stages.evaluate.tables import Labelled, LabelledTest, Row, embed_once, read_table
+from stages.evaluate.tables import Labelled, LabelledTest, Row, finite_vectors, read_table
 from stages.fields import InputPath
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def features(
 ) -> dict[str, np.ndarray]:
     """What classifiers see of each split: float32 (N, D), of two sentences (N, 2 D)."""
     texts = [text for name in order for example in splits[name].texts for text in example]
-    vectors = embed_once(texts, encode).astype(np.float32)
+    vectors = finite_vectors(texts, encode).astype(np.float32)
     found, start = {}, 0
     for name in order:
         count, sides = len(splits[name].texts), len(splits[name].texts[0])

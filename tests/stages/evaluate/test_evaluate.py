@@ -48,7 +48,7 @@ def test_all_pairs_are_correlated_once_and_subsets_beside_it(tmp_path):
     pairs = load_sts(StsSettings(name="x", path=str(tmp_path / "sts.tsv")))
     vectors = {}
 
-    def encode(texts):
+    def encode(texts, kinds=None):
         random = np.random.default_rng(1)
         vectors.update({t: random.standard_normal(8) for t in texts})
         return unit_rows(np.array([vectors[t] for t in texts]))
@@ -115,7 +115,7 @@ def test_geometry_takes_only_pairs_that_mean_the_same(tmp_path):
     (tmp_path / "sts.tsv").write_text("\n".join(rows) + "\n")
     places = {"a": [3.0, 0.0], "b": [0.0, 0.5], "c": [-1.0, 0.0]}  # scaled to length 1
     settings = GeometrySettings(name="x", path=str(tmp_path / "sts.tsv"))
-    encode = lambda texts: np.array([places[text] for text in texts])  # noqa: E731
+    encode = lambda texts, kinds=None: np.array([places[text] for text in texts])  # noqa: E731
     found = score_geometry(load_sts(settings), settings.positives_above, encode)
     assert dict(found.facts)["num_positives"] == 1  # strictly above 4
     assert values_of(found)["alignment"] == pytest.approx(2.0)
@@ -127,7 +127,7 @@ def test_retrieval_equals_its_slow_twin():
     vectors = {f"q{i}": centre[i] + random.standard_normal(6) for i in range(50)}
     vectors |= {f"d{i}": centre[i] for i in range(50)}
 
-    def encode(texts):
+    def encode(texts, kinds=None):
         return unit_rows(np.array([vectors[text] for text in texts]))
 
     tested = base.Tested(encode, None)
@@ -160,8 +160,8 @@ def test_documents_may_have_an_encoder_of_their_own(tmp_path):
         return place.setdefault(text, len(place))
 
     tested = base.Tested(
-        lambda texts: left[[row_of(text) for text in texts]], None,
-        lambda texts: right[[row_of(text) for text in texts]],
+        lambda texts, kinds=None: left[[row_of(text) for text in texts]], None,
+        lambda texts, kinds=None: right[[row_of(text) for text in texts]],
     )  # fmt: skip
     write_sts(tmp_path / "sts.tsv")
     pairs = load_sts(StsSettings(name="x", path=str(tmp_path / "sts.tsv")))

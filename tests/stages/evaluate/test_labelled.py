@@ -55,13 +55,13 @@ def test_groups_are_a_sentences_partners_on_both_sides(tmp_path):
     pairs = ["a b 1", "a c 2", "d a 3", "e a 4", "a b 3", "b c 1", "b d 1", "b e 1", "f f 5"]
     lines = ["sentence1\tsentence2\tscore", *["\t".join(pair.split()) for pair in pairs]]
     test = RankingTest(name="x", path=write(tmp_path / "sts.tsv", lines))
-    groups = {one: dict(zip(others, gold, strict=True)) for one, others, gold in test.groups()}
+    groups = {one: dict(zip(others, gold, strict=True)) for one, others, gold in test.load()}
     # b: partners a (mean of two), c, d and e. c, d and e have two each, f only itself
     assert groups == {
         "a": {"b": 2, "c": 2, "d": 3, "e": 4},
         "b": {"a": 2, "c": 1, "d": 1, "e": 1},
     }
-    assert len(RankingTest(name="x", path=test.path, min_partners=2).groups()) == 5  # not f
+    assert len(RankingTest(name="x", path=test.path, min_partners=2).load()) == 5  # not f
     found = values_of(test.score(base.Tested(encode, None), _Work()))
     taus = []
     for one, others in groups.items():
