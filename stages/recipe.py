@@ -33,7 +33,7 @@ from stages.ranks.settings import RanksSettings
 from stages.rewrite.settings import PerturbSettings
 from stages.sentences.settings import SentencesSettings
 from stages.settings import Extensible, added, execution
-from stages.train.settings import StudentSettings, TrainSettings
+from stages.train.settings import DevSettings, StudentSettings, TrainSettings
 from stages.variables import Texts, with_texts
 
 NAME = r"^[a-z0-9][a-z0-9._-]*$"
@@ -235,8 +235,17 @@ class Recipe(Extensible):
                 f"{pairs}: set kind: {'columns' if columns else 'python-docs'}"
             )
         self._check_kinds()
+        dev = self.train.dev
+        if dev not in (None, DevSettings()) and not dev.sts and self.holdout == 0:
+            instead = "" if objectives.needs_teacher else ", and no objective reads a teacher"
+            raise ValueError(
+                "train.dev has nothing to choose the checkpoint on: name sets with labels under "
+                f"train.dev.sts, or hold sentences out (sentences.holdout is "
+                f"{self.sentences.holdout or 'null'}{instead})"
+            )
         gate = self.export.gate if self.export else None
-        if gate and gate.points is not None and all(t.reads_model for t in self.evaluate.tests):
+        tested = any(not test.reads_model for test in self.evaluate.tests) or self.holdout != 0
+        if gate and gate.points is not None and not tested:
             raise ValueError(
                 "export.gate.points needs tests on which points can be lost: add some under "
                 "`evaluate`, or leave it out"
@@ -290,6 +299,15 @@ class Recipe(Extensible):
                 "student.aligned keeps its map; leave one of them out"
             )
 
+    @property
+    def holdout(self) -> int | None:
+        """As `sentences.holdout`, once teachers and `train.dev` are known; 0: there is no agreement
+        to be measured."""
+        asked, dev = self.sentences.holdout, self.train.dev
+        if not self.train.objectives.needs_teacher:
+            return 0
+        return 0 if asked is None and (dev is None or dev.sts) else asked
+
     def unexpanded(self, value: Any) -> Any:
         """Identity as it is saved: strings that came from ${VARIABLES} as they were written."""
         if isinstance(value, dict):
@@ -332,6 +350,11 @@ class Recipe(Extensible):
             found.append(
                 "perturb has no effect but to choose sentences: the objectives read one view; set "
                 "train.rewritten_view: first, or name another objective"
+            )
+        if self.sentences.holdout and not objectives.needs_teacher:
+            found.append(
+                "sentences.holdout has no effect: agreement is measured with teachers that an "
+                "objective reads, and there is none"
             )
         if self.train.rewritten_view == "first" and not self.perturb:
             found.append("train.rewritten_view has no effect: there are no rewrites (`perturb`)")

@@ -188,10 +188,18 @@ class Search:
     def _check_metric(self) -> None:
         metric, dev = self.settings.metric, self.recipe.train.dev
         known = ["loss"]
-        if dev is not None:
-            known = ["dev_spearman", *(f"dev/{pairs.name}" for pairs in dev.sts), *known]
+        measures = dev is not None and (bool(dev.sts) or self.recipe.holdout != 0)
+        if dev is not None and measures:
+            known = ["dev_spearman", *(f"dev/{name}" for name in dev.measures), *known]
         if metric not in known:
-            without = "" if dev else " (there is no `train.dev` with labelled pairs to measure on)"
+            without = (
+                ""
+                if measures
+                else (
+                    " (there is no `train.dev` with labelled pairs to measure on, and no agreement "
+                    "with teachers on `sentences.holdout`)"
+                )
+            )
             raise UserError(
                 f"search.metric: training measures no '{metric}'{without}; it measures "
                 f"{', '.join(known)}. Test sets under `evaluate` never take part in a search."

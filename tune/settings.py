@@ -157,7 +157,9 @@ class SearchSettings(Settings):
     )
     sampling_seed: Seed = Field(0, description="Seed of random and tpe.")
     metric: str = Field(
-        "dev_spearman", description="What to optimise: dev_spearman, dev/NAME (one set), or loss."
+        "dev_spearman",
+        description="What to optimise: dev_spearman, dev/NAME (one set; dev/agreement where the "
+        "checkpoint is chosen by agreement with the teachers), or loss.",
     )
     direction: Literal["maximum", "minimum"] | None = Field(
         None, description="null: minimum for loss, maximum for anything else."

@@ -14,6 +14,7 @@ from typing import Any
 from pipeline.plan.graph import Node, rows_root
 from pipeline.plan.plan import Plan
 from pipeline.report.figures import Results
+from stages.sentences.settings import num_held_out
 
 # A trend is told from noise where the line's slope is so many times its standard error.
 CLEAR = 3.0
@@ -244,7 +245,7 @@ def _evidence(plan: Plan, node: Node, results: Results, history: list[dict[str, 
     return Evidence(
         history,
         recipe.train.batch_size,
-        None if recipe.perturb else num_rows,
+        None if recipe.perturb else num_rows - num_held_out(recipe.holdout, num_rows),
         limit is not None and num_rows == limit,
         layers if recipe.student.model in own else None,
         student,

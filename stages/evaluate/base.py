@@ -58,9 +58,11 @@ class Evaluation(Settings):
     """One test; its settings are its identity, so another test makes nothing else stale.
 
     two_sided: whether it compares texts with others, and so reads `Tested.encode_documents`.
+    of_teachers: whether it says anything about a teacher.
     """
 
     two_sided: ClassVar[bool] = False
+    of_teachers: ClassVar[bool] = True
 
     @property
     def title(self) -> str:

@@ -49,7 +49,8 @@ def mean_figures(
     """Means x 100 over queries or sentences with their 95% intervals, by standard error.
 
     Args:
-        values: by measure, one for each query. averaged: over the sets of a table, by measure.
+        name: of the set; "" for none. values: by measure, one for each query.
+        averaged: over the sets of a table, by measure.
     """
     figures = []
     for measure, several in values.items():
@@ -59,7 +60,7 @@ def mean_figures(
             interval = mean - error, mean + error
         figures.append(
             Figure(
-                f"{measure} {name}", mean, interval=interval, percent=True,
+                f"{measure} {name}".rstrip(), mean, interval=interval, percent=True,
                 averaged=measure if averaged else "",
             )
         )  # fmt: skip

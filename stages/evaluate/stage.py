@@ -16,6 +16,7 @@ from stages.contract import (
     measured,
 )
 from stages.encoder.source import EncoderSource
+from stages.evaluate.agreement import agreement_tests
 from stages.evaluate.base import Encode, Evaluation, Tested
 from stages.kinds import Kinds
 from stages.planning import Graph, Inputs
@@ -117,6 +118,12 @@ def _cut(encode: Encode, width: int) -> Encode:
     return cut
 
 
+def tests_of(graph: Graph) -> list[Evaluation]:
+    """What `evaluate` lists, and agreement where sentences are held out."""
+    recipe = graph.recipe
+    return [*recipe.evaluate.tests, *agreement_tests(graph)]
+
+
 def plan(graph: Graph) -> None:
     """Student before, every teacher, student after; with what ranks add to rank teachers and to
     the student below each, an aligned student with its teacher's documents, and cut vectors."""
@@ -137,7 +144,7 @@ def plan(graph: Graph) -> None:
             _plan_aligned(graph, label, graph.encoder(teacher.encoder()))
     for width in sorted(recipe.student.dimensions, reverse=True):
         label = EncoderLabel("after", "after", dimensions=width)
-        for test in recipe.evaluate.tests:
+        for test in tests_of(graph):
             if not test.reads_model:
                 student = graph.trained_student()
                 stage = Evaluate(test, student, label, recipe.evaluate.max_length)
@@ -155,7 +162,9 @@ def _plan_encoder(
         weight = (recipe.ranks.inference_weight if recipe.ranks else None) or 0.0
     for ranks in [False, *[True] * (corpus in graph)]:
         named = EncoderLabel(label.role, label.name, ranks)
-        for test in recipe.evaluate.tests:
+        for test in tests_of(graph):
+            if label.role == "teacher" and not test.of_teachers:
+                continue
             stage = Evaluate(
                 test, encoder, named, recipe.evaluate.max_length,
                 corpus if ranks else "", weight if ranks else 0.0,

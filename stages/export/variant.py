@@ -21,6 +21,7 @@ from stages.encoder.config import default_prompt
 from stages.encoder.prompts import own_prompts
 from stages.encoder.settings import EncoderSettings
 from stages.evaluate.base import Evaluation
+from stages.evaluate.stage import tests_of
 from stages.export.convert import FILES
 from stages.export.proof import refusal
 from stages.export.proving import Reference, prove, write_variant
@@ -124,7 +125,7 @@ def plan(graph: Graph) -> None:
     recipe = graph.recipe
     if recipe.export is None:
         return
-    tests = tuple(test for test in recipe.evaluate.tests if not test.reads_model)
+    tests = tuple(test for test in tests_of(graph) if not test.reads_model)
     reads = dict.fromkeys(node for test in tests for node in test.reads)
     inputs = list(dict.fromkeys(["export", "sentences", *reads]))
     for name in recipe.export.variants:

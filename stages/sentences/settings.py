@@ -5,10 +5,13 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from stages import content
+from stages.errors import UserError
 from stages.fields import Dataset, InputPath, Seed
 from stages.kinds import KINDS, Kind
 from stages.settings import Settings, added, execution
 
+# Similarities of all pairs of these are in memory together, 8 bytes each and some copies: 1 GiB
+MOST_HELD_OUT = 4000
 SourceKind = Literal["text", "parquet", "jsonl", "csv", "tsv", "dataset", "python-docs"]
 SUFFIXES: dict[str, SourceKind] = {
     ".txt": "text", ".gz": "text", ".parquet": "parquet", ".jsonl": "jsonl",
@@ -43,6 +46,14 @@ class SentencesSettings(Settings):
         ge=0,
         description="python-docs: number of documented functions to keep out of training, for the "
         "retrieval test. With `columns`: number of pairs, for the same.",
+    )
+    holdout: int | None = added(
+        None,
+        ge=0,
+        le=MOST_HELD_OUT,
+        description="Keep so many sentences from training, to measure on them how well the student "
+        "agrees with its teachers. null: 1,000, but a tenth at most and none of fewer than 1,000, "
+        "where `train.dev` names no set with labels to choose the checkpoint on; else none.",
     )
     column: str = Field("text", description="Column (or JSON key) that holds the text.")
     columns: Columns | None = added(
@@ -102,8 +113,28 @@ class SentencesSettings(Settings):
 
     def identity(self, where: str = "") -> dict[str, Any]:
         found = super().identity(where)
+        found.pop("holdout", None)  # they are sentences like the others; training leaves them out
         if self.path is None:
             found.pop("path")
         if self.source == "python-docs":
             found["packages"] = content.describe_packages(self.packages)
         return found
+
+
+def num_held_out(holdout: int | None, num_rows: int) -> int:
+    """How many of the first sentences are not trained on; they are in random order.
+
+    Args:
+        holdout: the setting; None: chosen by the number of sentences.
+
+    Raises:
+        UserError: no sentence would be left.
+    """
+    if holdout is None:
+        return min(1000, num_rows // 10) if num_rows >= 1000 else 0
+    if holdout >= num_rows:
+        raise UserError(
+            f"sentences.holdout is {holdout:,}, but there are only {num_rows:,} sentences, so none "
+            "would be left to train on; lower it or give more text"
+        )
+    return holdout

@@ -5,11 +5,11 @@ import torch
 
 from stages.encoder.config import num_positions
 from stages.encoder.tokenizer import SentenceTokenizer, pad, token_budget_batches
+from stages.evaluate.agreement import of_pairs, teachers_similarities
 from stages.evaluate.sets import StsSet
 from stages.evaluate.sts import spearman
 from stages.rows import unit_rows
 from stages.train.engine import Engine
-from stages.train.objectives.scores import mix_teachers
 from stages.train.views import TrainingData
 
 # Dev sentences are read at full length, not cut like training sentences: what is selected is the
@@ -46,20 +46,32 @@ class DevSets:
         return scores
 
 
-def agreement(engine: Engine, data: TrainingData) -> float:
-    """Spearman x 100 of the student's and its teachers' similarities, over all pairs of some
-    hundred training sentences; 0 where either side's are all alike.
+class Agreement:
+    """Spearman x 100 of the student's and its teachers' similarities, over all pairs of the
+    sentences that are held out; where none are, of some hundred that are trained on.
 
-    The teachers' are mixed as in RankCSE Eq. 6. Some tenths of a second: for a training's end.
+    The teachers' are mixed as in RankCSE Eq. 6. Sentences are read at training length.
     """
-    known = np.arange(data.tokens.num_rows) if data.rows is None else data.rows
-    count = min(AGREEMENT_ROWS, len(known))
-    rows = np.random.default_rng(0).choice(known, count, replace=False)
-    factors = [torch.from_numpy(factor.take(rows)) for factor in data.factors]
-    teachers = mix_teachers(factors, data.teacher_weights).numpy()
-    unit = _Vectors(engine, engine.student.tokenizers[0].wrap(data.tokens.take(rows)))()
-    pairs = np.triu_indices(count, 1)
-    return float(np.nan_to_num(100 * spearman((unit @ unit.T)[pairs], teachers[pairs])))
+
+    def __init__(self, engine: Engine, data: TrainingData) -> None:
+        rows = np.arange(data.num_held_out)
+        if not len(rows):
+            count = min(AGREEMENT_ROWS, data.num_rows)
+            rows = data.sentences(
+                np.random.default_rng(0).choice(data.num_rows, count, replace=False)
+            )
+        factors = [factor.take(rows) for factor in data.factors]
+        self._teachers = of_pairs(teachers_similarities(factors, data.teacher_weights))
+        self._vectors = _Vectors(engine, engine.student.tokenizers[0].wrap(data.tokens.take(rows)))
+
+    def score(self) -> float:
+        """Of the student as it is now; nan where either side's are all alike."""
+        unit = self._vectors()
+        return 100 * spearman(of_pairs(unit @ unit.T), self._teachers)
+
+    def scores(self) -> dict[str, float]:
+        """As of dev sets."""
+        return {"agreement": self.score()}
 
 
 class _Vectors:

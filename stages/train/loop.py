@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from stages.errors import Stopped, UserError
 from stages.train.checkpoint import Checkpoints, Saved
-from stages.train.dev import HARDLY, DevSets, agreement
+from stages.train.dev import HARDLY, Agreement, DevSets
 from stages.train.engine import Engine
 from stages.train.loss import total_loss
 from stages.train.objectives.base import Scores
@@ -78,7 +79,11 @@ class Training:
         self._settings = settings
         self._data = data
         self._checkpoints = checkpoints
-        self._dev = DevSets(engine, data.dev) if data.dev else None
+        self._agreement = Agreement(engine, data) if data.factors else None
+        self._dev: DevSets | Agreement | None = None  # what the checkpoint is chosen on
+        if settings.dev is not None:
+            on_held_out = self._agreement if data.num_held_out else None
+            self._dev = DevSets(engine, data.dev) if data.dev else on_held_out
         self.progress = Progress()
         self._best: dict[str, Tensor] | None = None
         self.tokens, self.positions = 0, 0  # that this worker was fed since it began
@@ -97,6 +102,7 @@ class Training:
             settings, self._data, engine.student.tokenizers, engine.student.views,
             (engine.rank, engine.num_workers), engine.student.encoder.device,
         )  # fmt: skip
+        every = settings.dev.every_steps if settings.dev and self._dev else None
         window = _Window(progress.step)
         for step, batch in read(steps):
             torch.manual_seed(step_seed(settings.seed, step, engine.rank))
@@ -108,16 +114,16 @@ class Training:
             progress.step = step + 1
 
             last = progress.step == self.num_steps
-            evaluate = settings.dev is not None and (
-                last or progress.step % settings.dev.every_steps == 0
-            )
+            evaluate = every is not None and (last or progress.step % every == 0)
             save = progress.step % settings.checkpoint_every_steps == 0 and not last
             if evaluate or save or last or progress.step % settings.log_every_steps == 0:
                 row = window.row(progress.step, self.num_steps, rate, engine)
                 if evaluate:
                     row |= self._evaluate()
-                if self.is_over and self._data.factors:
-                    row["agreement"] = agreement(engine, self._data)
+                if self.is_over and self._agreement is not None:
+                    known = row.get("dev/agreement") if self._dev is self._agreement else None
+                    agreed = self._agreement.score() if known is None else known
+                    row["agreement"] = float(np.nan_to_num(agreed))
                 progress.history.append(row)
                 self.tokens += window.tokens
                 self.positions += window.positions

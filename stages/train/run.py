@@ -16,6 +16,7 @@ from stages.contract import Work
 from stages.encoder.cpu import NOT_HERE
 from stages.evaluate.sets import load_sts
 from stages.rows import FactorRows, OwnedRows, TokenRows
+from stages.sentences.settings import num_held_out
 from stages.text import clock
 from stages.train.checkpoint import Checkpoints
 from stages.train.engine import DeepSpeedEngine, Engine, PlainEngine, start_deepspeed
@@ -82,9 +83,9 @@ def training_data(stage: Train, work: Work) -> TrainingData:
             found.append((token_rows(name), np.concatenate(owners)))
         return OwnedRows(found) if found else None
 
-    dev = stage.settings.dev
+    dev, tokens = stage.settings.dev, token_rows("tokens")
     return TrainingData(
-        tokens=token_rows("tokens"),
+        tokens=tokens,
         factors=[
             FactorRows(work.input(name).shard_paths("factors.npy"), stage.rows_per_shard)
             for name, _ in stage.factors
@@ -94,6 +95,7 @@ def training_data(stage: Train, work: Work) -> TrainingData:
         views={view: token_rows(name) for view, name in stage.views},
         rewrites=owned_rows(stage.rewrites),
         negatives=owned_rows(stage.negatives),
+        num_held_out=num_held_out(stage.holdout, tokens.num_rows),
     )
 
 

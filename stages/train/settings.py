@@ -204,8 +204,9 @@ class Objectives(Extensible):
 
 class DevSettings(Settings):
     sts: list[StsSettings] = Field(
-        min_length=1,
-        description="STS sets. The checkpoint with the best mean over them is the result.",
+        [],
+        description="STS sets. The checkpoint with the best mean over them is the result. None: "
+        "the one that agrees best with its teachers on held-out sentences (`sentences.holdout`).",
     )
     every_steps: int = Field(125, ge=1, description="Steps between evaluations.")
     patience: int | None = Field(
@@ -218,6 +219,11 @@ class DevSettings(Settings):
     def _names_differ(self) -> "DevSettings":
         check_names_differ(self.sts)
         return self
+
+    @property
+    def measures(self) -> list[str]:
+        """Names of what it measures."""
+        return [one.name for one in self.sts] or ["agreement"]
 
     def check(self) -> None:
         """Reads the sets that are files."""
@@ -263,8 +269,8 @@ class TrainSettings(Settings):
         42, description="Seed of the order of sentences, of dropout and of new weights."
     )
     dev: DevSettings | None = Field(
-        None,
-        description="Choose the checkpoint on these sets; null: the last step's weights are the "
+        DevSettings(),
+        description="What the checkpoint is chosen on; null: the last step's weights are the "
         "result.",
     )
     engine: Literal["auto", "plain", "deepspeed"] = execution(

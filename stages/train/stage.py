@@ -10,6 +10,7 @@ from stages.encoder.config import num_layers
 from stages.encoder.source import EncoderSource
 from stages.packages import need
 from stages.planning import Graph
+from stages.sentences.settings import num_held_out
 from stages.train.settings import (
     StudentSettings,
     TrainSettings,
@@ -26,6 +27,7 @@ class Train(Stage):
     factors: inputs with teacher factors, and the share of each.
     rewrites, negatives: inputs with tokens of rewrites and of their hard negatives.
     views: inputs with tokens of further views, by the view's name.
+    holdout: as `Recipe.holdout`: so many of the first sentences are not trained on.
     """
 
     student: EncoderSource[StudentSettings]
@@ -35,6 +37,7 @@ class Train(Stage):
     rewrites: tuple[str, ...] = ()
     negatives: tuple[str, ...] = ()
     views: tuple[tuple[str, str], ...] = ()
+    holdout: int | None = 0
 
     kind = "train"
     # 4: InfoNCE and consistency keep their precision when small; factors are renormalised when
@@ -50,7 +53,7 @@ class Train(Stage):
             found[f"train.{key}"] = value
         for number, (_, weight) in enumerate(self.factors):
             found[f"teachers[{number}].weight"] = weight
-        return found
+        return found if self.holdout == 0 else found | {"sentences.holdout": self.holdout}
 
     def resources(self) -> Resources:
         settings = self.settings
@@ -82,6 +85,7 @@ class Train(Stage):
             check_frozen(self.student.settings, num_layers(self.output_config()) or None)
 
     def check_rows(self, num_rows: int) -> None:
+        num_rows -= num_held_out(self.holdout, num_rows)
         if self.settings.batch_size > num_rows:
             raise batch_too_large(self.settings.batch_size, num_rows)
 
@@ -119,14 +123,18 @@ def plan(graph: Graph) -> None:
     negatives = [f"tokens:{name}+negatives" for name in names if objectives.needs_negatives]
     views = [(view.name, f"tokens:{view.name}") for view in objectives.views]
     factors = [(graph.factors[t.name], t.weight) for t in recipe.teachers if graph.factors]
+    settings, dev = recipe.train, recipe.train.dev
+    if dev is not None and not dev.sts and recipe.holdout == 0:
+        settings = settings.model_copy(update={"dev": None})  # nothing to measure
     stage = Train(
         student,
-        recipe.train,
+        settings,
         recipe.sentences.rows_per_shard,
         tuple(factors),
         tuple(rewrites),
         tuple(negatives),
         tuple(views),
+        recipe.holdout,
     )
     owned = [f"tokens:{name}{suffix}" for name in names for suffix in
              ("", *["+negatives"] * objectives.needs_negatives)]  # fmt: skip

@@ -32,6 +32,7 @@ class TrainingData:
 
     dev: the sets that checkpoints are chosen on, maybe none.
     views: tokens of further views of each sentence, by name, as objectives ask for them.
+    num_held_out: of the first sentences, which are not trained on.
     rewrites, negatives: tokens of each sentence's rewrites and hard negatives; only sentences that
         have them take part in training.
     """
@@ -43,17 +44,27 @@ class TrainingData:
     views: dict[str, TokenRows] = field(default_factory=dict)
     rewrites: OwnedRows | None = None
     negatives: OwnedRows | None = None
+    num_held_out: int = 0
 
     @cached_property
-    def rows(self) -> np.ndarray | None:
-        """Sentences that take part (int64, ascending); None for all."""
+    def _owners(self) -> np.ndarray | None:
+        """Sentences that have what must be there (int64, ascending); None: all of them."""
         owned = [one.owners for one in (self.rewrites, self.negatives) if one is not None]
-        return reduce(np.intersect1d, owned) if owned else None
+        if not owned:
+            return None
+        owners: np.ndarray = reduce(np.intersect1d, owned)
+        return owners[owners >= self.num_held_out]
 
     @property
     def num_rows(self) -> int:
         """Sentences that take part."""
-        return self.tokens.num_rows if self.rows is None else len(self.rows)
+        if self._owners is None:
+            return self.tokens.num_rows - self.num_held_out
+        return len(self._owners)
+
+    def sentences(self, places: np.ndarray) -> np.ndarray:
+        """Row numbers of sentences by their place (int64) among those that take part."""
+        return places + self.num_held_out if self._owners is None else self._owners[places]
 
 
 @dataclass(frozen=True)
@@ -126,9 +137,7 @@ class BatchReader:
                 yield step, batch
 
     def _read(self, step: int) -> Batch:
-        rows = self._order.rows(step)
-        if self._data.rows is not None:
-            rows = self._data.rows[rows]
+        rows = self._data.sentences(self._order.rows(step))
         first, second = self._tokenizers
         own = rows[self._own]
         contents = self._contents(own, step)

@@ -1,5 +1,7 @@
 """Rewritten views and hard negatives: which are drawn, who has none, what they do to a step."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -117,7 +119,9 @@ def test_hard_negatives_are_candidates_of_every_sentence(model, rewritten_data, 
         data.tokens, [], [], [], rewrites=data.rewrites,
         negatives=OwnedRows([(tokens, np.array(having))]),
     )  # fmt: skip
-    assert whole.rows.tolist() == having
+    assert whole.sentences(np.arange(whole.num_rows)).tolist() == having
+    held = replace(whole, num_held_out=having[2])
+    assert held.sentences(np.arange(held.num_rows)).tolist() == having[2:]
     objectives = {"infonce": {"hard_negatives": True}}
     settings = TrainSettings.model_validate(
         dict(objectives=objectives, batch_size=8, max_steps=1, log_every_steps=1)

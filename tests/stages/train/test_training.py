@@ -368,6 +368,18 @@ def test_agreement_is_spearman_of_all_pairs_similarities(data, student_folder):
     assert rows[-1]["agreement"] == pytest.approx(expected, abs=0.02)
 
 
+def test_held_out_sentences_are_not_trained_on(data, student_folder, monkeypatch):
+    held, taken, take = replace(data, factors=[], num_held_out=30), [], TokenRows.take
+    monkeypatch.setattr(
+        TokenRows, "take", lambda self, rows: taken.extend(rows.tolist()) or take(self, rows)
+    )
+    # two epochs of 7 batches of 16 of the other 120
+    settings = settings_of(data_dev=False, objectives={"infonce": {}}, epochs=2, max_steps=None)
+    result = run(held, student_folder, settings)
+    assert result.progress.step == 14
+    assert set(taken) == set(range(30, 150))
+
+
 def test_a_student_that_cannot_follow_its_teacher_is_said(data, student_folder):
     """As when neither reads the other's language: teacher vectors that have nothing to do with
     the sentences."""

@@ -1,0 +1,197 @@
+"""Agreement with the teachers on sentences that were not trained on: figures without any label.
+
+Student and teachers are compared by the similarities that they give pairs of these sentences.
+Shapes: N held-out sentences; similarities (N, N), symmetric, whose diagonal does not count.
+Memory: up to 64 bytes for each of the N^2, with 4,000 sentences 1 GiB.
+"""
+
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from stages.contract import Figure, Work
+from stages.evaluate.base import Evaluation, Result, Tested
+from stages.evaluate.relevance import mean_figures, ndcg
+from stages.evaluate.sts import spearman
+from stages.evaluate.tables import finite_vectors
+from stages.rows import FactorRows
+from stages.sentences.settings import num_held_out
+from stages.settings import execution
+from stages.train.objectives.scores import mix_teachers
+
+if TYPE_CHECKING:
+    from stages.planning import Graph
+
+NEIGHBOURS = 10
+# Shares of all pairs, from the teachers' nearest on. Shares and not similarities, as the pairs of
+# some teachers all have a cosine above 0.7.
+BANDS = {"nearest 1%": (0.0, 0.01), "next 9%": (0.01, 0.1), "other 90%": (0.1, 1.0)}
+
+
+class AgreementTest(Evaluation):
+    """Order of similarities and neighbours kept, against the teachers' mixed similarities."""
+
+    of_teachers: ClassVar[bool] = False
+
+    holdout: int | None
+    weights: list[float]
+    factors: dict[str, str] = execution(description="Inputs with factors, by teacher.")
+    rows_per_shard: int = execution(description="Of the factors.")
+
+    @property
+    def title(self) -> str:
+        return "agreement"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return ("sentences", *self.factors.values())
+
+    def score(self, tested: Tested, work: Work) -> Result:
+        from stages.sentences.texts import texts_of_rows
+
+        sentences = work.input("sentences")
+        rows = np.arange(num_held_out(self.holdout, sentences.num_rows))
+        if not len(rows):
+            note = f"No agreement: none of {sentences.num_rows:,} sentences is held out."
+            return Result([], (note,))
+        work.say(f"agreement: {len(rows):,} held-out sentences")
+        texts, kinds = texts_of_rows(sentences, rows.tolist())
+        vectors = finite_vectors(texts, tested.encode, kinds)
+        factors = {}
+        for teacher, name in self.factors.items():
+            shards = work.input(name).shard_paths("factors.npy")
+            factors[teacher] = FactorRows(shards, self.rows_per_shard).take(rows)
+        return score_agreement(vectors, factors, self.weights)
+
+
+def agreement_tests(graph: "Graph") -> list[Evaluation]:
+    """The test of a recipe that holds sentences out."""
+    recipe = graph.recipe
+    if recipe.holdout == 0:
+        return []
+    return [
+        AgreementTest(
+            holdout=recipe.holdout,
+            weights=[teacher.weight for teacher in recipe.teachers],
+            factors={teacher.name: graph.factors[teacher.name] for teacher in recipe.teachers},
+            rows_per_shard=recipe.sentences.rows_per_shard,
+        )
+    ]
+
+
+def teachers_similarities(factors: list[np.ndarray], weights: list[float]) -> np.ndarray:
+    """(N, N) float32 of factors (N, D), mixed as in RankCSE Eq. 6."""
+    import torch
+
+    mixed = mix_teachers([torch.from_numpy(one) for one in factors], weights)
+    return np.asarray(mixed.numpy())
+
+
+def score_agreement(
+    vectors_ND: np.ndarray, factors: dict[str, np.ndarray], weights: list[float]
+) -> Result:
+    """All figures x 100, with 95% intervals over sentences.
+
+    Args:
+        factors: (N, D) of each teacher, by name.
+    """
+    student_NN = vectors_ND @ vectors_ND.T
+    teacher_NN = teachers_similarities(list(factors.values()), weights)
+    bands = band_spearmans(student_NN, teacher_NN)
+    parts = dict(bands)
+    for name, one in factors.items() if len(factors) > 1 else ():
+        parts[name] = 100 * pair_spearman(student_NN, teachers_similarities([one], [1.0]))
+    figures = [
+        Figure(
+            "agreement", 100 * pair_spearman(student_NN, teacher_NN), percent=True, parts=parts,
+            interval=jackknife_interval(student_NN, teacher_NN),
+        ),
+        Figure("near pairs", bands["nearest 1%"], percent=True),
+    ]  # fmt: skip
+    figures += mean_figures("", row_measures(student_NN, teacher_NN, NEIGHBOURS))
+    num_pairs = len(vectors_ND) * (len(vectors_ND) - 1) // 2
+    note = (
+        f"Agreement with the teachers on {len(vectors_ND):,} sentences kept from training, x 100: "
+        f"Spearman of all {num_pairs:,} pairs' similarities, and of the nearest 1% (near pairs). "
+        "Of each sentence's similarities to all others: Kendall's tau-b; NDCG@10, the teachers' as "
+        "gains; share of the teachers' ten nearest among the student's (nearest 10)."
+    )
+    return Result(figures, (note,), (("num_sentences", len(vectors_ND)),))
+
+
+def of_pairs(matrix_NN: np.ndarray) -> np.ndarray:
+    """Its entries i < j, (N (N - 1) / 2,)."""
+    return matrix_NN[np.triu_indices(len(matrix_NN), 1)]
+
+
+def pair_spearman(student_NN: np.ndarray, teacher_NN: np.ndarray) -> float:
+    """Spearman's rho over the pairs i < j; nan where either side's are all alike."""
+    return spearman(of_pairs(student_NN), of_pairs(teacher_NN))
+
+
+def band_spearmans(student_NN: np.ndarray, teacher_NN: np.ndarray) -> dict[str, float]:
+    """Spearman x 100 within BANDS of the teachers' similarity."""
+    student, teacher = of_pairs(student_NN), of_pairs(teacher_NN)
+    order = np.argsort(-teacher, kind="stable")
+    places = {
+        name: order[round(first * len(order)) : round(last * len(order))]
+        for name, (first, last) in BANDS.items()
+    }
+    return {
+        name: 100 * spearman(student[pairs], teacher[pairs]) if len(pairs) > 1 else float("nan")
+        for name, pairs in places.items()
+    }
+
+
+def row_measures(
+    student_NN: np.ndarray, teacher_NN: np.ndarray, neighbours: int
+) -> dict[str, list[float]]:
+    """How alike each sentence's ranking of all others is.
+
+    Kendall's tau-b (0 where all are alike); NDCG of the first `neighbours` with the teachers'
+    similarities as gains (those below 0 as 0; left out where no gain is above it); share of the
+    teachers' nearest `neighbours` among the student's, of equal ones the first.
+    """
+    from scipy.stats import kendalltau
+
+    found: dict[str, list[float]] = {"Kendall": [], f"NDCG@{neighbours}": []}
+    overlaps: list[float] = []
+    for row, (student, teacher) in enumerate(zip(student_NN, teacher_NN, strict=True)):
+        own, taught = np.delete(student, row), np.delete(teacher, row)
+        order, best = (np.argsort(-one, kind="stable") for one in (own, taught))
+        gains = np.maximum(taught, 0)
+        found["Kendall"].append(float(np.nan_to_num(kendalltau(own, taught).statistic)))
+        if gains.any():
+            found[f"NDCG@{neighbours}"].append(ndcg(gains[order], gains, neighbours))
+        overlaps.append(
+            len(np.intersect1d(order[:neighbours], best[:neighbours])) / min(neighbours, len(own))
+        )
+    return found | {f"nearest {neighbours}": overlaps}
+
+
+def jackknife_interval(student_NN: np.ndarray, teacher_NN: np.ndarray) -> tuple[float, float]:
+    """95% interval of `pair_spearman` x 100 over sentences, by leaving each of them out once.
+
+    Pairs keep the ranks that they have among all.
+    """
+    from scipy.stats import rankdata
+
+    size = len(student_NN)
+    num_pairs = size * (size - 1) // 2
+    ranks = []
+    for similarities in (student_NN, teacher_NN):
+        centred = np.zeros((size, size))
+        centred[np.triu_indices(size, 1)] = rankdata(of_pairs(similarities)) - (num_pairs + 1) / 2
+        ranks.append(centred + centred.T)
+    left = num_pairs - (size - 1)  # pairs without a sentence
+
+    def without_each(a_NN: np.ndarray, b_NN: np.ndarray) -> np.ndarray:
+        products = np.einsum("ij,ij->i", a_NN, b_NN)
+        return np.asarray(products.sum() / 2 - products - a_NN.sum(1) * b_NN.sum(1) / left)
+
+    scale = np.sqrt(without_each(ranks[0], ranks[0]) * without_each(ranks[1], ranks[1]))
+    with np.errstate(invalid="ignore"):
+        rhos = without_each(*ranks) / scale
+    error = 196 * np.sqrt((size - 1) * np.var(rhos))
+    value = 100 * pair_spearman(student_NN, teacher_NN)
+    return float(value - error), float(value + error)

@@ -1,0 +1,239 @@
+"""Agreement on held-out sentences: golden values, slow twins, and a recipe without labels."""
+
+import json
+from itertools import combinations
+
+import numpy as np
+import pytest
+from scipy.stats import kendalltau, spearmanr
+from sklearn.metrics import ndcg_score
+
+from pipeline.plan.plan import make_plan
+from pipeline.report.figures import collect
+from pipeline.run.runner import check_nodes
+from stages.errors import UserError
+from stages.evaluate.agreement import (
+    band_spearmans,
+    jackknife_interval,
+    pair_spearman,
+    row_measures,
+    score_agreement,
+)
+from stages.recipe import Recipe
+from stages.rows import FactorRows, unit_rows
+from stages.sentences.settings import num_held_out
+from tests.support.here import make_here
+from tests.support.recipes import tiny
+
+
+def similarities(seed, size=40, width=8, like=None, noise=1.0):
+    """Vectors (N, D) and their cosines (N, N); of others, with noise, where there are any."""
+    random = np.random.default_rng(seed)
+    vectors = noise * random.standard_normal((size, width)) + (0 if like is None else like)
+    return vectors, unit_rows(vectors) @ unit_rows(vectors).T
+
+
+def test_golden_agreement(golden):
+    own, taught = (
+        unit_rows(np.array(golden["inputs"][name])).astype(np.float64) for name in ("u", "teacher1")
+    )
+    student, teacher = own @ own.T, taught @ taught.T
+    expected = {
+        name.removeprefix("agreement_"): value
+        for name, value in golden["expected"].items()
+        if name.startswith("agreement_")
+    }
+    rows = row_measures(student, teacher, 3)
+    found = {
+        "spearman_pairs_u_teacher1": pair_spearman(student, teacher),
+        "kendall_rows_u_teacher1": np.mean(rows["Kendall"]),
+        "neighbour_overlap_at_3_u_teacher1": np.mean(rows["nearest 3"]),
+    }
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_measures_of_rows_equal_scipys_and_scikit_learns():
+    base, teacher = similarities(0)
+    _, student = similarities(1, like=base)
+    rows = row_measures(student, teacher, 5)
+    for row in range(len(teacher)):
+        others = [i for i in range(len(teacher)) if i != row]
+        own, taught = student[row, others], teacher[row, others]
+        assert rows["Kendall"][row] == pytest.approx(kendalltau(own, taught).statistic)
+        gains = ndcg_score([np.maximum(taught, 0)], [own], k=5)
+        assert rows["NDCG@5"][row] == pytest.approx(gains)
+        near = [set(sorted(others, key=lambda i: -x[row, i])[:5]) for x in (student, teacher)]
+        assert rows["nearest 5"][row] == len(near[0] & near[1]) / 5
+
+
+def test_bands_are_shares_of_the_pairs_that_the_teacher_finds_nearest():
+    base, teacher = similarities(0)
+    _, student = similarities(1, like=base)
+    pairs = sorted(combinations(range(40), 2), key=lambda pair: -teacher[pair])
+    bands = {"nearest 1%": pairs[:8], "next 9%": pairs[8:78], "other 90%": pairs[78:]}
+    expected = {
+        name: 100 * spearmanr([student[p] for p in some], [teacher[p] for p in some]).statistic
+        for name, some in bands.items()
+    }
+    assert band_spearmans(student, teacher) == pytest.approx(expected)
+
+
+def test_the_interval_is_that_of_leaving_out_each_sentence():
+    """Slow twin: ranks anew without each of them, which moves the ends by some percent."""
+    base, teacher = similarities(0)
+    _, student = similarities(1, like=base)
+    rhos = []
+    for row in range(40):
+        rest = np.delete(np.arange(40), row)
+        rhos.append(100 * pair_spearman(student[np.ix_(rest, rest)], teacher[np.ix_(rest, rest)]))
+    error = 1.96 * np.sqrt(39 / 40 * np.sum((rhos - np.mean(rhos)) ** 2))
+    low, high = jackknife_interval(student, teacher)
+    value = 100 * pair_spearman(student, teacher)
+    assert (low + high) / 2 == pytest.approx(value)
+    assert (high - low) / 2 == pytest.approx(error, rel=0.05)
+
+
+def test_the_interval_covers_the_truth():
+    """In 19 of 20 samples of sentences, about, the agreement of all is inside."""
+    base, teacher = similarities(0, 2000)
+    _, student = similarities(1, 2000, like=base)
+    truth, inside = 100 * pair_spearman(student, teacher), 0
+    for seed in range(60):
+        some = np.random.default_rng(seed).choice(2000, 60, replace=False)
+        low, high = jackknife_interval(student[np.ix_(some, some)], teacher[np.ix_(some, some)])
+        inside += low <= truth <= high
+    assert 51 <= inside <= 60
+
+
+def test_several_teachers_are_mixed_and_named():
+    one, first = similarities(0, 30, 4)
+    two, second = similarities(1, 30, 6)
+    vectors = unit_rows(np.random.default_rng(2).standard_normal((30, 5)))
+    factors = {"a": unit_rows(one), "b": unit_rows(two)}
+    found = score_agreement(vectors, factors, [3.0, 1.0]).figures[0]
+    own = vectors @ vectors.T
+    assert found.value == pytest.approx(100 * pair_spearman(own, 0.75 * first + 0.25 * second))
+    assert found.parts["a"] == pytest.approx(100 * pair_spearman(own, first))
+    assert found.parts["b"] == pytest.approx(100 * pair_spearman(own, second))
+
+
+def test_vectors_that_are_all_alike_agree_with_nobody():
+    vectors = np.tile(unit_rows(np.ones((1, 4))), (30, 1))
+    figures = score_agreement(vectors, {"a": similarities(0, 30)[0]}, [1.0]).figures
+    by_name = {figure.name: figure.value for figure in figures}
+    assert np.isnan(by_name["agreement"]) and by_name["Kendall"] == 0
+
+
+@pytest.mark.parametrize(
+    ("holdout", "rows", "held"), [(None, 999, 0), (None, 1000, 100), (None, 10**6, 1000), (5, 6, 5)]
+)
+def test_how_many_are_held_out(holdout, rows, held):
+    assert num_held_out(holdout, rows) == held
+
+
+def unlabelled(tmp_path, teacher_folder, student_folder, **sentences):
+    """The tiny recipe without any label."""
+    raw = tiny(tmp_path, teacher_folder, student_folder)
+    raw["sentences"] |= sentences
+    raw["evaluate"] = {"speed": False, "max_length": 48}
+    raw["train"]["dev"] = {"every_steps": 4}
+    return raw
+
+
+def test_a_recipe_without_labels_is_chosen_and_told_by_agreement(
+    tmp_path, teacher_folder, student_folder
+):
+    raw = unlabelled(tmp_path, teacher_folder, student_folder, holdout=40)
+    recipe = Recipe.model_validate(raw)
+    make_here(recipe)
+    plan = make_plan(recipe)
+    trained = plan.store.open(plan.folders["train"])
+    lines = trained.file_path("metrics/metrics.jsonl").read_text().splitlines()
+    scores = {row["step"]: row["dev/agreement"] for row in map(json.loads, lines)
+              if "dev/agreement" in row}  # fmt: skip
+    assert list(scores) == [4, 8, 12]
+    assert trained.stats["best_step"] == max(scores, key=scores.get)
+    after = collect(plan).student["agreement"]
+    # training reads 16 tokens of a sentence, and the test 48
+    assert after.value == pytest.approx(trained.stats["dev_spearman"], abs=3)
+    # slow twin: the exported student and the stored factors
+    from sentence_transformers import SentenceTransformer
+
+    folder = plan.store.open(plan.folders["export"]).folder_path("model")
+    model = SentenceTransformer(str(folder), device="cpu")
+    model.max_seq_length = 48
+    texts = sentences_of(plan)[:40]
+    vectors = model.encode(texts, normalize_embeddings=True)
+    shards = plan.store.open(plan.folders["embed:t"]).shard_paths("factors.npy")
+    factors = FactorRows(shards, 150).take(np.arange(40))
+    own, taught = vectors @ vectors.T, factors @ factors.T
+    pairs = list(combinations(range(40), 2))
+    expected = spearmanr([own[p] for p in pairs], [taught[p] for p in pairs]).statistic
+    assert after.value == pytest.approx(100 * expected, abs=0.05)
+    assert "agreement" not in collect(plan).figures(collect(plan).encoders[1])  # of the teacher
+
+
+def sentences_of(plan):
+    import pyarrow.parquet as pq
+
+    paths = plan.store.open(plan.folders["sentences"]).shard_paths("rows.parquet")
+    return [text for path in paths for text in pq.read_table(path)["text"].to_pylist()]
+
+
+def test_held_out_sentences_change_training_and_nothing_before_it(
+    tmp_path, teacher_folder, student_folder
+):
+    plans = [
+        make_plan(Recipe.model_validate(
+            unlabelled(tmp_path, teacher_folder, student_folder, holdout=count)
+        ))
+        for count in (40, 50)
+    ]  # fmt: skip
+    one, other = ({n: x.fingerprint for n, x in plan.graph.items()} for plan in plans)
+    changed = {name for name in one if one[name] != other[name]}
+    assert {"sentences", "tokens", "embed:t"} & changed == set()
+    assert {"train", "evaluate:before:agreement", "evaluate:after:agreement"} <= changed
+
+
+@pytest.mark.parametrize(
+    ("sentences", "change", "message"),
+    [
+        ({"holdout": 0}, {}, "train.dev has nothing to choose the checkpoint on"),
+        ({"holdout": -1}, {}, "holdout"),
+        ({"holdout": 4001}, {}, "less than or equal to 4000"),
+        ({"holdout": 40}, {"objectives": {"infonce": {}}}, "no objective reads a teacher"),
+    ],
+)
+def test_bad_settings(tmp_path, teacher_folder, student_folder, sentences, change, message):
+    raw = unlabelled(tmp_path, teacher_folder, student_folder, **sentences)
+    raw["train"] |= change
+    with pytest.raises(ValueError, match=message):
+        Recipe.model_validate(raw)
+
+
+@pytest.mark.parametrize(
+    ("holdout", "message"),
+    [(300, "sentences.holdout is 300, but there are only 300"), (290, "train.batch_size is 16")],
+)
+def test_a_held_out_part_that_leaves_too_little(
+    tmp_path, teacher_folder, student_folder, holdout, message
+):
+    raw = unlabelled(tmp_path, teacher_folder, student_folder, holdout=holdout)
+    recipe = Recipe.model_validate(raw)
+    make_here(recipe, "sentences")
+    plan = make_plan(recipe)
+    train = plan.graph["train"]
+    check_nodes([train])
+    with pytest.raises(UserError, match=message):
+        train.stage.check_rows(300)
+
+
+def test_labels_choose_where_there_are_any(tmp_path, teacher_folder, student_folder):
+    raw = tiny(tmp_path, teacher_folder, student_folder)
+    recipe = Recipe.model_validate(raw)
+    assert recipe.holdout == 0
+    assert not any("agreement" in name for name in make_plan(recipe).graph)
+    raw["sentences"]["holdout"] = 30
+    asked = Recipe.model_validate(raw)
+    assert asked.train.dev.measures == ["dev"]
+    assert "evaluate:after:agreement" in make_plan(asked).graph
