@@ -11,7 +11,7 @@ import numpy as np
 
 from stages.contract import Figure, Work
 from stages.evaluate.base import Evaluation, Result, Tested
-from stages.evaluate.relevance import mean_figures, ndcg
+from stages.evaluate.relevance import mean_figures, mean_items, ndcg
 from stages.evaluate.sts import spearman
 from stages.evaluate.tables import finite_vectors
 from stages.rows import FactorRows
@@ -108,7 +108,8 @@ def score_agreement(
         ),
         Figure("near pairs", bands["nearest 1%"], percent=True),
     ]  # fmt: skip
-    figures += mean_figures("", row_measures(student_NN, teacher_NN, NEIGHBOURS))
+    rows = row_measures(student_NN, teacher_NN, NEIGHBOURS)
+    figures += mean_figures("", rows)
     num_pairs = len(vectors_ND) * (len(vectors_ND) - 1) // 2
     note = (
         f"Agreement with the teachers on {len(vectors_ND):,} sentences kept from training, x 100: "
@@ -116,7 +117,8 @@ def score_agreement(
         "Of each sentence's similarities to all others: Kendall's tau-b; NDCG@10, the teachers' as "
         "gains; share of the teachers' ten nearest among the student's (nearest 10)."
     )
-    return Result(figures, (note,), (("num_sentences", len(vectors_ND)),))
+    facts = (("num_sentences", len(vectors_ND)),)
+    return Result(figures, (note,), facts, mean_items("", rows))
 
 
 def of_pairs(matrix_NN: np.ndarray) -> np.ndarray:

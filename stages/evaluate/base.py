@@ -1,10 +1,11 @@
 """What a test of encoders is. One test, one file, one line in `EvaluateSettings` (or a plug-in)."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from stages.contract import Figure, Work
+from stages.evaluate.resampling import Items
 from stages.kinds import Kinds
 from stages.plugins import plugin_of
 from stages.settings import Settings
@@ -46,12 +47,14 @@ class Result:
     """What a test measured.
 
     notes: what its figures mean, a line each, shown once below the table. facts: further data for
-    whoever reads the manifest.
+    whoever reads the manifest. items: what figures were computed from, by name, where two encoders
+    are to be compared on it.
     """
 
     figures: list[Figure]
     notes: tuple[str, ...] = ()
     facts: tuple[tuple[str, Any], ...] = ()
+    items: Mapping[str, Items] = field(default_factory=dict)
 
 
 class Evaluation(Settings):

@@ -18,7 +18,7 @@ from pydantic import Field
 from stages.contract import Work
 from stages.errors import UserError
 from stages.evaluate.base import Evaluation, Result, Tested
-from stages.evaluate.relevance import mean_figures, ndcg, reciprocal_rank, trec_order
+from stages.evaluate.relevance import mean_figures, mean_items, ndcg, reciprocal_rank, trec_order
 from stages.evaluate.tables import finite_vectors, read_table
 from stages.fields import InputPath
 
@@ -157,7 +157,8 @@ def score_corpus(name: str, corpus: Corpus, tested: Tested) -> Result:
                 found[f"R@{depth}"].append(float((gains[:depth] > 0).sum() / len(gain_of)))
     figures = mean_figures(name, found)
     note = f"Retrieval x 100 from {name}: {len(asked):,} queries, {len(ids):,} documents, exact."
-    return Result(figures, (note,), (("num_queries", len(asked)), ("num_documents", len(ids))))
+    facts = (("num_queries", len(asked)), ("num_documents", len(ids)))
+    return Result(figures, (note,), facts, mean_items(name, found))
 
 
 def search(queries: np.ndarray, documents: np.ndarray, id_ranks: np.ndarray) -> list[np.ndarray]:

@@ -7,6 +7,7 @@ import numpy as np
 from stages.contract import Figure, Work
 from stages.errors import UserError
 from stages.evaluate.base import Result, Tested
+from stages.evaluate.resampling import Items, interval
 from stages.evaluate.tables import Labelled, LabelledTest, finite_vectors
 
 NUM_BOOTSTRAP = 1000
@@ -39,21 +40,13 @@ class PairsTest(LabelledTest):
 
 def score_pairs(name: str, pairs: Labelled, tested: Tested) -> Result:
     """Average precision x 100 (scikit-learn's, no interpolation) with its bootstrap interval."""
-    from sklearn.metrics import average_precision_score
-
     left = finite_vectors([a for a, _ in pairs.texts], tested.encode)
     right = finite_vectors([b for _, b in pairs.texts], tested.encode_documents or tested.encode)
     similarities = np.einsum("ij,ij->i", left, right)
-    found, random = [], np.random.default_rng(0)
-    for _ in range(NUM_BOOTSTRAP):
-        rows = random.integers(0, len(similarities), len(similarities))
-        if pairs.labels[rows].any():
-            found.append(average_precision_score(pairs.labels[rows], similarities[rows]))
-    low, high = np.percentile(found, [2.5, 97.5])
-    value = float(average_precision_score(pairs.labels, similarities))
+    items = Items("average precision", np.stack([similarities, pairs.labels], 1))
+    limits = interval(100 * items.resampled(NUM_BOOTSTRAP))
     figure = Figure(
-        f"AP {name}", 100 * value, interval=(100 * float(low), 100 * float(high)), percent=True,
-        averaged="pairs",
-    )  # fmt: skip
+        f"AP {name}", 100 * items.figure(), interval=limits, percent=True, averaged="pairs"
+    )
     note = "Pairs: average precision x 100 of their similarity."
-    return Result([figure], (note,), (("num_pairs", len(similarities)),))
+    return Result([figure], (note,), (("num_pairs", len(similarities)),), {figure.name: items})

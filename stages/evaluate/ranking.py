@@ -14,7 +14,7 @@ from pydantic import Field
 from stages.contract import Work
 from stages.errors import UserError
 from stages.evaluate.base import Evaluation, Result, Tested
-from stages.evaluate.relevance import mean_figures
+from stages.evaluate.relevance import mean_figures, mean_items
 from stages.evaluate.sets import StsSet, StsSettings, load_sts
 from stages.evaluate.tables import finite_vectors
 
@@ -88,9 +88,10 @@ def score_ranking(name: str, groups: list[Group], tested: Tested, gain: str) -> 
         # all cosines alike say nothing about the order
         taus.append(float(np.nan_to_num(kendalltau(cosines, gold).statistic)))
         gains.append(ndcg_score([gold if gain == "linear" else 2**gold - 1], [cosines]))
-    figures = mean_figures(name, {"KCC": taus, "NDCG": gains}, averaged=True)
+    values = {"KCC": taus, "NDCG": gains}
+    figures = mean_figures(name, values, averaged=True)
     note = (
         "KCC, NDCG: Kendall's tau-b and NDCG x 100 of the partners of one sentence, mean over "
         f"sentences ({gain} gain)."
     )
-    return Result(figures, (note,), (("num_groups", len(groups)),))
+    return Result(figures, (note,), (("num_groups", len(groups)),), mean_items(name, values))

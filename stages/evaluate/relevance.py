@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from stages.contract import Figure
+from stages.evaluate.resampling import Items
 
 
 def trec_order(scores: np.ndarray, id_ranks: np.ndarray) -> np.ndarray:
@@ -60,11 +61,23 @@ def mean_figures(
             interval = mean - error, mean + error
         figures.append(
             Figure(
-                f"{measure} {name}".rstrip(), mean, interval=interval, percent=True,
+                _heading(measure, name), mean, interval=interval, percent=True,
                 averaged=measure if averaged else "",
             )
         )  # fmt: skip
     return figures
+
+
+def mean_items(name: str, values: Mapping[str, Sequence[float]]) -> dict[str, Items]:
+    """What `mean_figures` are computed from."""
+    return {
+        _heading(measure, name): Items("mean", np.asarray(several))
+        for measure, several in values.items()
+    }
+
+
+def _heading(measure: str, name: str) -> str:
+    return f"{measure} {name}".rstrip()
 
 
 def _discounted(gains: np.ndarray) -> float:

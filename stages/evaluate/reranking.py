@@ -9,7 +9,13 @@ from pydantic import Field
 from stages.contract import Work
 from stages.errors import UserError
 from stages.evaluate.base import Evaluation, Result, Tested
-from stages.evaluate.relevance import average_precision, mean_figures, reciprocal_rank, trec_order
+from stages.evaluate.relevance import (
+    average_precision,
+    mean_figures,
+    mean_items,
+    reciprocal_rank,
+    trec_order,
+)
 from stages.evaluate.tables import TableSettings, finite_vectors
 
 
@@ -86,7 +92,8 @@ def score_reranking(name: str, queries: list[Candidates], tested: Tested) -> Res
         relevant = one.relevant[trec_order(scores, np.arange(len(scores)))]
         precisions.append(average_precision(relevant, int(relevant.sum())))
         ranks.append(reciprocal_rank(relevant, 10))
-    figures = mean_figures(name, {"MAP": precisions, "MRR@10": ranks})
+    values = {"MAP": precisions, "MRR@10": ranks}
+    figures = mean_figures(name, values)
     note = "Reranking: MAP and MRR@10 x 100 of each query's own candidates."
     facts = (("num_queries", len(queries)), ("num_candidates", len(texts)))
-    return Result(figures, (note,), facts)
+    return Result(figures, (note,), facts, mean_items(name, values))

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from stages.contract import Figure, Work
 from stages.evaluate.base import Evaluation, Result, Tested
+from stages.evaluate.resampling import Items
 
 # Queries compared with all descriptions at once: 1,024 x N float32 scores in memory.
 QUERY_ROWS = 1024
@@ -76,13 +77,11 @@ def score_retrieval(
         right = scores[np.arange(len(scores)), np.arange(start, start + len(scores))]
         ranks[start : start + QUERY_ROWS] = (scores >= right[:, None]).sum(1)
     found = ranks <= 10
-    values = {
-        "MRR@10": np.where(found, 1 / ranks, 0).mean(),
-        "R@1": (ranks == 1).mean(),
-        "R@10": found.mean(),
-    }
+    values = {"MRR@10": np.where(found, 1 / ranks, 0), "R@1": ranks == 1, "R@10": found}
+    means = {name: 100 * float(x.mean()) for name, x in values.items()}
     return Result(
-        [Figure(name, 100 * float(x), decimals=1, percent=True) for name, x in values.items()],
+        [Figure(name, x, decimals=1, percent=True) for name, x in means.items()],
         (f"Retrieval x 100: {what}, among {len(queries):,}.",),
         (("num_pairs", len(queries)),),
+        {name: Items("mean", x.astype(np.float32)) for name, x in values.items()},
     )

@@ -2,8 +2,10 @@
 
 import json
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stages.contract import (
@@ -18,6 +20,7 @@ from stages.contract import (
 from stages.encoder.source import EncoderSource
 from stages.evaluate.agreement import agreement_tests
 from stages.evaluate.base import Encode, Evaluation, Tested
+from stages.evaluate.resampling import write_items
 from stages.kinds import Kinds
 from stages.planning import Graph, Inputs
 from stages.teachers import encoding_teachers
@@ -48,7 +51,8 @@ class Evaluate(Stage):
     documents: EncoderSource[Any] | None = None
 
     kind = "evaluate"
-    version = 2
+    # 3: keeps what figures were computed from
+    version = 3
 
     def identity(self, inputs: Mapping[str, Fingerprinted]) -> dict[str, Any]:
         found = self.encoder.identity(inputs) | {"encoder.max_length": self.max_length}
@@ -106,7 +110,9 @@ class Evaluate(Stage):
             loaded = replace(loaded, encode=_cut(loaded.encode, width))
         result = self.test.score(loaded, work)
         measurement = Measurement(self.label, result.figures)
-        work.publish(measured([measurement], result.notes, **dict(result.facts)))
+        stats = measured([measurement], result.notes, **dict(result.facts))
+        with tempfile.TemporaryDirectory() as local:
+            work.publish(stats | write_items(result.items, Path(local)), Path(local))
 
 
 def _cut(encode: Encode, width: int) -> Encode:

@@ -8,6 +8,7 @@ import numpy as np
 
 from stages.contract import Figure, Work
 from stages.evaluate.base import Evaluation, Result, Tested
+from stages.evaluate.resampling import Items, interval
 from stages.evaluate.sets import StsSet, StsSettings, load_sts
 from stages.evaluate.tables import embed_once
 
@@ -55,27 +56,14 @@ def spearman(a: np.ndarray, b: np.ndarray) -> float:
     return float(ranks_a @ ranks_b / scale) if scale else float("nan")
 
 
-def bootstrap_interval(
-    a: np.ndarray, b: np.ndarray, num_resamples: int, seed: int = 0
-) -> tuple[float, float]:
-    """95% percentile interval of Spearman's rho over resampled pairs."""
-    random = np.random.default_rng(seed)
-    rhos = []
-    for _ in range(num_resamples):
-        rows = random.integers(0, len(a), len(a))
-        rhos.append(spearman(a[rows], b[rows]))
-    low, high = np.nanpercentile(rhos, [2.5, 97.5])
-    return float(low), float(high)
-
-
 def score_sts(pairs: StsSet, tested: Tested, num_bootstrap: int) -> Result:
     """Spearman x 100 over all pairs and per subset, and its 95% bootstrap interval."""
     similarities = pair_similarities(pairs, tested)
     subsets = np.asarray(pairs.subset)
-    interval = None
+    items = Items("spearman", np.stack([similarities, pairs.gold], 1))
+    limits = None
     if num_bootstrap:
-        low, high = bootstrap_interval(similarities, pairs.gold, num_bootstrap)
-        interval = (100 * low, 100 * high)
+        limits = interval(100 * items.resampled(num_bootstrap))
     names = sorted(set(pairs.subset))
     parts = {}
     if len(names) > 1:
@@ -84,7 +72,10 @@ def score_sts(pairs: StsSet, tested: Tested, num_bootstrap: int) -> Result:
             for name in names
         }
     value = 100 * spearman(similarities, pairs.gold)
-    figure = Figure(
-        pairs.name, value, interval=interval, percent=True, averaged="mean", parts=parts
+    figure = Figure(pairs.name, value, interval=limits, percent=True, averaged="mean", parts=parts)
+    return Result(
+        [figure],
+        ("STS: Spearman x 100.",),
+        (("num_pairs", len(similarities)),),
+        {pairs.name: items},
     )
-    return Result([figure], ("STS: Spearman x 100.",), (("num_pairs", len(similarities)),))

@@ -16,6 +16,7 @@ from pydantic import Field
 from stages.contract import Figure, Work
 from stages.errors import UserError
 from stages.evaluate.base import Encode, Result, Tested
+from stages.evaluate.resampling import Items
 from stages.evaluate.senteval import transfer_rows
 from stages.evaluate.tables import Labelled, LabelledTest, Row, finite_vectors, read_table
 from stages.fields import InputPath
@@ -136,7 +137,8 @@ def score_transfer(
         averaged="transfer",
     )  # fmt: skip
     note = "Transfer: accuracy x 100 of a linear classifier on frozen vectors."
-    return Result([figure], (note,), (("num_tested", len(hits)),))
+    items = {name: Items("mean", hits.astype(np.float32))}
+    return Result([figure], (note,), (("num_tested", len(hits)),), items)
 
 
 def features(

@@ -13,9 +13,10 @@ from stages.encoder.model import load_for_inference
 from stages.encoder.settings import EncoderSettings
 from stages.evaluate import base
 from stages.evaluate.geometry import GeometrySettings, alignment, score_geometry, uniformity
+from stages.evaluate.resampling import Items, interval
 from stages.evaluate.retrieval import score_retrieval
 from stages.evaluate.sets import StsSettings, load_sts
-from stages.evaluate.sts import bootstrap_interval, score_sts, spearman
+from stages.evaluate.sts import score_sts, spearman
 from stages.rows import unit_rows
 from tests.support.data import write_sts
 
@@ -37,7 +38,7 @@ def test_the_bootstrap_interval_is_near_the_analytic_one():
     random = np.random.default_rng(0)
     a = random.standard_normal(2000)
     b = a + random.standard_normal(2000)
-    low, high = bootstrap_interval(a, b, 500)
+    low, high = interval(Items("spearman", np.stack([a, b], 1)).resampled(500))
     z, error = np.arctanh(spearman(a, b)), 1.06**0.5 / np.sqrt(2000 - 3)
     assert low == pytest.approx(np.tanh(z - 1.96 * error), abs=0.01)
     assert high == pytest.approx(np.tanh(z + 1.96 * error), abs=0.01)
