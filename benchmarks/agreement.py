@@ -44,24 +44,29 @@ def main() -> None:
     shared = [*prepared(options.steps, options.batch_size, options.storage),
               f"sentences.holdout={NUM_HELD}"]  # fmt: skip
     kept, students = Kept(options.kept), []
+    teacher = make_plan(load_recipe(RECIPE, shared))
     for number, (method, trial) in enumerate(product(METHODS, range(3))):
         layers = LAYERS[(number + number // 3) % 3]
         changes = [*shared, *METHODS[method][trial], f"student.layers={layers}", "train.seed=1"]
         plan = make_plan(load_recipe(RECIPE, changes))
-        found = kept.once(plan.graph["train"].fingerprint, partial(measured, plan))
+        found = kept.once(plan.graph["train"].fingerprint, partial(measured, plan, teacher))
         students.append(found)
         told = "  ".join(f"{name} {value:.2f}" for name, value in found.items())
         print(f"{method}, trial {trial + 1}, layers {layers}: {told}", flush=True)
     table(students)
 
 
-def measured(plan: Plan) -> Figures:
-    """Agreement, STS-B dev and the mean of the test sets of the student that a plan trains."""
+def measured(plan: Plan, teacher: Plan) -> Figures:
+    """Agreement, STS-B dev and the mean of the test sets of the student that a plan trains.
+
+    Args:
+        teacher: a plan with the teacher's factors, which SimCSE's has not.
+    """
     encoder, dev = student_of(plan)
     sentences = plan.store.open(plan.folders["sentences"])
     rows = np.arange(NUM_HELD)
     texts, _ = texts_of_rows(sentences, rows.tolist())
-    shards = plan.store.open(plan.folders["embed:minilm"]).shard_paths("factors.npy")
+    shards = plan.store.open(teacher.folders["embed:minilm"]).shard_paths("factors.npy")
     factors = FactorRows(shards, plan.recipe.sentences.rows_per_shard).take(rows)
     vectors = encoder.encode_unit(texts)
     found = score_agreement(vectors, {"minilm": factors}, [1.0]).figures

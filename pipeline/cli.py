@@ -121,6 +121,7 @@ def _lines(path: str) -> list[str]:
 
 def _parser() -> argparse.ArgumentParser:
     from cluster.commands import add_commands
+    from pipeline.compare.command import add_compare
     from pipeline.new.command import add_new
 
     parser = argparse.ArgumentParser(
@@ -170,6 +171,7 @@ def _parser() -> argparse.ArgumentParser:
         "has a prompt of its own",
     )  # fmt: skip
     encode.set_defaults(command=_encode)
+    add_compare(commands)
     add_commands(commands)
     return parser
 

@@ -78,7 +78,6 @@ def measure_lengths(teacher: Teacher, texts: Sequence[str], prompt: str | None) 
     Raises:
         UserError: the model has no tokenizer.
     """
-    _quiet()
     from stages.encoder.tokenizer import load_tokenizer
 
     most = min(teacher.positions or MOST_TOKENS, MOST_TOKENS)
@@ -104,7 +103,6 @@ def measure_teacher(teacher: TeacherSettings, texts: Sequence[str]) -> TeacherSp
     Raises:
         UserError: the model cannot be loaded.
     """
-    _quiet()
     from stages.embed.embedder import Embedder
 
     embed, load = {}, 0.0
@@ -128,7 +126,6 @@ def measure_student(
     Raises:
         UserError: the student cannot be built.
     """
-    _quiet()
     import numpy as np
 
     from stages.rows import FactorRows, TokenRows, npy_bytes, unit_rows
@@ -188,10 +185,3 @@ def _in_turn(
             break
     each = min(number, len(texts))
     return {name: statistics.fmean(one[name] for one in rounds) / each for name in embed}
-
-
-def _quiet() -> None:
-    """No progress bars of loading weights between the lines of a command."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()

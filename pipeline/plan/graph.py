@@ -62,6 +62,16 @@ def rows_root(node: Node, graph: Mapping[str, Node]) -> str:
     return node.name
 
 
+def fingerprint_of(stage: Stage, identity: dict[str, Any], inputs: list[str]) -> str:
+    """Of what a stage computes from inputs with these fingerprints."""
+    return fingerprint({
+        "kind": stage.kind,
+        "version": stage.version,
+        "settings": identity | plugin_of(type(stage)),
+        "inputs": inputs,
+    })  # fmt: skip
+
+
 def build_graph(recipe: Recipe, above: tuple[str, ...] = ()) -> "RecipeGraph":
     """All nodes of a recipe, inputs before those who read them.
 
@@ -119,12 +129,7 @@ class RecipeGraph:
         named = dict((one, one) if isinstance(one, str) else one for one in inputs)
         known = {own: self.nodes[there] for own, there in named.items()}
         identity = stage.identity(known)
-        whole = fingerprint({
-            "kind": stage.kind,
-            "version": stage.version,
-            "settings": identity | plugin_of(type(stage)),
-            "inputs": [node.fingerprint for node in known.values()],
-        })  # fmt: skip
+        whole = fingerprint_of(stage, identity, [node.fingerprint for node in known.values()])
         recorded = self.recipe.unexpanded(identity)
         node = Node(
             name, self.recipe.name, stage, title or self.recipe.name, recorded, where, named, whole,

@@ -66,6 +66,14 @@ class Document:
             assign(self.raw, key, value, f"--set {override}")
             self._lines[tuple(key.split("."))] = f"--set {key}"
 
+    @classmethod
+    def of(cls, title: str, raw: dict[str, Any]) -> "Document":
+        """Settings that are in no file."""
+        document = cls.__new__(cls)
+        document.title, document.folder, document.raw = title, Path.cwd(), raw
+        document._lines = {}
+        return document
+
     def changed(self, values: dict[str, Any], who: str) -> "Document":
         """A copy with other values, by setting path; sections must be there."""
         other = copy.copy(self)

@@ -5,10 +5,11 @@ here.
 """
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pipeline.plan.graph import Node
 from pipeline.plan.plan import Plan
 from pipeline.store.artifacts import ArtifactStore
 from stages.contract import EncoderLabel, Figure, Measurement
@@ -21,14 +22,19 @@ class Results:
     """The figures of a run.
 
     measurements: in the graph's order; several may be of one encoder.
-    notes: what they mean, each once. artifacts: folders of all nodes, by node. advice: what would
+    notes: what they mean, each once. artifacts: folders of all nodes, by node. sources: the folder
+        of each measurement; none of older runs. advice: what would
         probably help next, as this run's figures have it (pipeline/report/advice.py).
+    differences: of other encoders' figures to the reference's, with 95% intervals
+        (pipeline/report/differences.py).
     """
 
     measurements: list[Measurement]
     notes: list[str]
     artifacts: dict[str, str]
+    sources: list[str] = field(default_factory=list)
     advice: str = ""
+    differences: list[Measurement] = field(default_factory=list)
 
     @property
     def complete(self) -> bool:
@@ -64,10 +70,16 @@ class Results:
         }
 
     @property
-    def student(self) -> dict[str, Figure]:
-        """Figures of the trained student, with ranks where it is used with them."""
+    def reference(self) -> EncoderLabel | None:
+        """Whom all others are compared with: the trained student, else the first encoder."""
         after = [label for label in self.encoders if label.role == "after"]
-        return self.figures(after[0]) if after else {}
+        return next(iter([*after, *self.encoders]), None)
+
+    @property
+    def student(self) -> dict[str, Figure]:
+        """Figures of the trained student."""
+        label = self.reference
+        return self.figures(label) if label and label.role == "after" else {}
 
     def json(self) -> str:
         """`results.json`."""
@@ -75,33 +87,47 @@ class Results:
             "measurements": [one.plain() for one in self.measurements],
             "notes": self.notes,
             "artifacts": self.artifacts,
+            "sources": self.sources,
             "advice": self.advice,
+            "differences": [one.plain() for one in self.differences],
         }
         return json.dumps(whole, indent=1)
 
     @staticmethod
     def read(raw: dict[str, Any]) -> "Results":
         measurements = [Measurement.read(one) for one in raw["measurements"]]
-        advice = raw.get("advice", "")  # older runs have none
-        return Results(measurements, raw["notes"], raw["artifacts"], advice)
+        known = {name: raw[name] for name in ("sources", "advice") if name in raw}
+        differences = [Measurement.read(one) for one in raw.get("differences", [])]
+        return Results(
+            measurements, raw["notes"], raw["artifacts"], **known, differences=differences
+        )
 
 
 def collect(plan: Plan) -> Results:
     """What the published artifacts of a plan have measured."""
-    return collect_from(plan.store, plan.folders)
+    return collect_from(plan.store, plan.graph, plan.folders)
 
 
-def collect_from(store: ArtifactStore, folders: dict[str, str]) -> Results:
-    """What the published ones of these artifacts (folders by node) have measured."""
+def collect_from(
+    store: ArtifactStore, nodes: Mapping[str, Node], folders: Mapping[str, str]
+) -> Results:
+    """What the published ones of these nodes' artifacts have measured.
+
+    An artifact may have been made for another row: the node says whose figures they are.
+    """
     measurements: list[Measurement] = []
+    sources: list[str] = []
     notes: dict[str, None] = {}
-    for folder in folders.values():
-        manifest = store.manifest(folder)
+    for name, node in nodes.items():
+        manifest = store.manifest(folders[name])
         if manifest is None or "measured" not in manifest.stats:
             continue
-        measurements += [Measurement.read(one) for one in manifest.stats["measured"]]
+        found = [Measurement.read(one) for one in manifest.stats["measured"]]
+        label = node.stage.measures
+        measurements += [replace(one, encoder=label) for one in found] if label else found
+        sources += [folders[name]] * len(found)
         notes |= dict.fromkeys(manifest.stats["notes"])
-    return Results(measurements, list(notes), folders)
+    return Results(measurements, list(notes), dict(folders), sources)
 
 
 def averages(figures: Iterable[Figure]) -> dict[str, float]:

@@ -112,13 +112,15 @@ def show_result(recipe: Recipe) -> str:
     store, results = plan.store, collect(plan)
     if not results.complete:
         return "no results yet: the evaluation has not been made"
+    record = newest_record(store.root, recipe.name, plan.folders)
+    if record is not None:
+        results = Results.read(json.loads(store.root.read(f"{record}/results.json")))
     lines = ["", results_table(results), ""]
-    if line := advice_for(plan, results):
+    if line := results.advice or advice_for(plan, results):
         lines.append(line)
     link = store.root.local_path(f"students/{recipe.name}")
     if link is not None and link.exists():
         lines.append(f"student: {link}  (SentenceTransformer loads this folder)")
-    record = newest_record(store.root, recipe.name, plan.folders)
     if record is not None:
         lines.append(f"report:  {store.root.shown(record)}/report.html")
         lines.append(f"as JSON: {store.root.shown(record)}/results.json")

@@ -1,5 +1,6 @@
 """The table at the end of a run: student before and after, and teachers, side by side."""
 
+from pipeline.report.differences import is_clear
 from pipeline.report.figures import Results, averages
 from stages.contract import Figure
 
@@ -29,21 +30,52 @@ def headings(results: Results) -> list[str]:
 
 
 def results_table(results: Results) -> str:
-    """Figures by encoder; 95% intervals below the student's."""
-    columns = headings(results)
-    rows = [["", *columns]]
+    """Figures by encoder; below the reference's their 95% intervals. Others' that differ clearly
+    from the reference's are marked."""
+    columns, reference = headings(results), results.reference
+    marked = {
+        (one.encoder, figure.name)
+        for one in results.differences
+        for figure in one.figures
+        if is_clear(figure)
+    }
+    wide = {name for _, name in marked}
+    rows = [["", *(f"{name} " if name in wide else name for name in columns)]]
     for encoder in results.encoders:
         figures = results.figures(encoder)
-        means = {name: f"{value:.2f}" for name, value in averages(figures.values()).items()}
-        cells = means | {name: shown(figure) for name, figure in figures.items()}
+        cells = {name: f"{value:.2f}" for name, value in averages(figures.values()).items()}
+        cells |= {name: shown(figure) for name, figure in figures.items()}
+        for name in wide & cells.keys():
+            cells[name] += "*" if (encoder, name) in marked else " "
         rows.append([encoder.title, *(cells.get(name, "") for name in columns)])
-    intervals = {name: _interval(figure) for name, figure in results.student.items()}
-    if any(intervals.values()):
-        cells_95 = [intervals.get(name, "") for name in columns]
-        while not cells_95[-1]:
-            cells_95.pop()
-        rows.append(["  95% interval", *cells_95])
-    return "\n".join([*aligned(rows), "", *results.notes]).rstrip()
+        if encoder == reference:
+            intervals = [_interval(figures.get(name)) for name in columns]
+            while intervals and not intervals[-1]:
+                intervals.pop()
+            rows += [["  95% interval", *intervals]] if intervals else []
+    notes = list(results.notes)
+    if results.differences and reference is not None:
+        notes.append(
+            f"* differs from {reference.title}: the 95% interval of the difference, by paired "
+            "bootstrap over the same items, is without 0."
+        )
+    return "\n".join([*aligned(rows), "", *notes]).rstrip()
+
+
+def differences_text(results: Results) -> str:
+    """Every other row less the reference, with 95% intervals; "" without any."""
+    if not results.differences or results.reference is None:
+        return ""
+    columns = [n for n in headings(results) if any(
+        n == figure.name for one in results.differences for figure in one.figures
+    )]  # fmt: skip
+    rows = [[f"less {results.reference.title}", *columns]]
+    for one in results.differences:
+        figures = {figure.name: figure for figure in one.figures}
+        cells = [f"{figures[n].value:+.2f}" if n in figures else "" for n in columns]
+        limits = [_interval(figures.get(n), "+.1f", " to ") for n in columns]
+        rows += [[one.encoder.title, *cells], ["  95% interval", *limits]]
+    return "\n".join(aligned(rows))
 
 
 def shown(figure: Figure) -> str:
@@ -51,8 +83,8 @@ def shown(figure: Figure) -> str:
     return f"{figure.value:,.{figure.decimals}f}"
 
 
-def _interval(figure: Figure) -> str:
-    if figure.interval is None:
+def _interval(figure: Figure | None, form: str = ".1f", between: str = "-") -> str:
+    if figure is None or figure.interval is None:
         return ""
     low, high = figure.interval
-    return f"{low:.1f}-{high:.1f}"
+    return f"{low:{form}}{between}{high:{form}}"

@@ -162,12 +162,14 @@ def record_start(plan: Plan) -> str:
 def finish(plan: Plan, record: str) -> None:
     """Writes results and report of a finished run, and lays out the student."""
     from pipeline.report.advice import advice_for
+    from pipeline.report.differences import with_differences
     from pipeline.report.page import write_report
 
     results = collect(plan)
     if not results.complete:
         return
     results = replace(results, advice=advice_for(plan, results))
+    results = with_differences(plan.store, results)
     root = plan.store.root
     root.write(f"{record}/results.json", results.json().encode())
     write_report(plan, results, record)

@@ -40,22 +40,26 @@ def start_record(
 
 
 def newest_record(
-    root: Root, recipe_name: str, artifacts: dict[str, str] | None = None
+    root: Root,
+    recipe_name: str,
+    artifacts: dict[str, str] | None = None,
+    with_results: bool = False,
 ) -> str | None:
     """Folder of a recipe's newest run, or None.
 
     Args:
         artifacts: if given, only a run that ended with results made of exactly these.
+        with_results: only a run that ended with results.
     """
+    wanted = "results" if with_results or artifacts is not None else "run"
     for stamp in reversed(root.list(f"history/{recipe_name}")):
         folder = f"history/{recipe_name}/{stamp}"
+        if not root.exists(f"{folder}/{wanted}.json"):
+            continue
         if artifacts is None:
-            if root.exists(f"{folder}/run.json"):
-                return folder
-        elif root.exists(f"{folder}/results.json"):
-            results = json.loads(root.read(f"{folder}/results.json"))
-            if results["artifacts"] == artifacts:
-                return folder
+            return folder
+        if json.loads(root.read(f"{folder}/results.json"))["artifacts"] == artifacts:
+            return folder
     return None
 
 

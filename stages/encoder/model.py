@@ -249,6 +249,9 @@ def load_backbone(settings: EncoderSettings) -> tuple[Any, dict[str, Tensor]]:
 
 def load_pretrained(kind: Any, settings: ModelSettings, **options: Any) -> Any:
     """`kind` (a transformers Auto class) from float32 safetensors, with errors for people."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # it would stand between the lines of a command
     with readable_errors(settings.model):
         return kind.from_pretrained(
             str(model_folder(settings.model) or settings.model),

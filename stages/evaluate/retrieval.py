@@ -8,9 +8,9 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from stages.contract import Figure, Work
+from stages.contract import Work
 from stages.evaluate.base import Evaluation, Result, Tested
-from stages.evaluate.resampling import Items
+from stages.evaluate.relevance import mean_figures, mean_items
 
 # Queries compared with all descriptions at once: 1,024 x N float32 scores in memory.
 QUERY_ROWS = 1024
@@ -78,10 +78,9 @@ def score_retrieval(
         ranks[start : start + QUERY_ROWS] = (scores >= right[:, None]).sum(1)
     found = ranks <= 10
     values = {"MRR@10": np.where(found, 1 / ranks, 0), "R@1": ranks == 1, "R@10": found}
-    means = {name: 100 * float(x.mean()) for name, x in values.items()}
     return Result(
-        [Figure(name, x, decimals=1, percent=True) for name, x in means.items()],
+        [replace(figure, decimals=1) for figure in mean_figures("", values)],
         (f"Retrieval x 100: {what}, among {len(queries):,}.",),
         (("num_pairs", len(queries)),),
-        {name: Items("mean", x.astype(np.float32)) for name, x in values.items()},
+        mean_items("", values),
     )

@@ -1,0 +1,86 @@
+"""`sentray evaluate` and `sentray compare`."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stages.errors import UserError
+
+if TYPE_CHECKING:
+    from pipeline.report.figures import Results
+
+
+def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds both commands to the command line."""
+    evaluate = commands.add_parser(
+        "evaluate", help="test any models, without a recipe",
+        description="Test encoders without a recipe, and compare them with the first one.",
+    )  # fmt: skip
+    evaluate.add_argument(
+        "model", nargs="+",
+        help="a folder, Hugging Face id, package:NAME, or the name of a run, for its student",
+    )  # fmt: skip
+    evaluate.add_argument(
+        "--on", nargs="+", required=True, metavar="FILE",
+        help="a recipe or another YAML file with tests as under `evaluate`; or tables, told by "
+        "their columns: sentence1, sentence2, score; sentence1, sentence2, label; query, "
+        "candidate, label; text, label",
+    )  # fmt: skip
+    evaluate.add_argument(
+        "--pooling", choices=("cls", "mean", "last", "mask"),
+        help="of models that do not say how they pool, such as bare transformers",
+    )  # fmt: skip
+    evaluate.add_argument(
+        "--max-length", type=int, metavar="N",
+        help="most tokens of a test sentence (default: the file's evaluate.max_length, or 128)",
+    )  # fmt: skip
+    evaluate.set_defaults(command=_evaluate)
+    compare = commands.add_parser(
+        "compare", help="compare finished runs on the tests that they share",
+        description="Compare the students of finished runs on the tests that they share.",
+    )  # fmt: skip
+    compare.add_argument(
+        "run", nargs="+",
+        help="names of recipes that were run; NAME:before and NAME:TEACHER for its other rows",
+    )  # fmt: skip
+    compare.set_defaults(command=_compare)
+    for command in (evaluate, compare):
+        command.add_argument("--storage", default="runs", help="storage root (default: runs)")
+        command.add_argument("--json", metavar="FILE", help="write figures and differences there")
+
+
+def _evaluate(options: argparse.Namespace) -> int:
+    from pipeline.compare.models import evaluate_models
+    from pipeline.compare.tests import read_tests
+
+    tests = read_tests(options.on, options.max_length)
+
+    def out(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    models, pooling = options.model, options.pooling
+    results = evaluate_models(models, tests, options.storage, out, pooling)
+    return _shown(results, options.json)
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from pipeline.compare.runs import compare_runs
+
+    if len(options.run) < 2:
+        raise UserError("compare: name two runs at least; `sentray show` is for one")
+    return _shown(compare_runs(options.run, options.storage), options.json)
+
+
+def _shown(results: "Results", file: str | None) -> int:
+    from pipeline.report.table import differences_text, results_table
+
+    print(results_table(results))
+    if told := differences_text(results):
+        print(f"\n{told}")
+    if file is not None:
+        try:
+            Path(file).write_text(results.json())
+        except OSError as error:
+            raise UserError(f"--json {file}: cannot be written ({error.strerror})") from None
+    return 0

@@ -1,0 +1,99 @@
+"""Encoders tested without a recipe, in this process; what was measured is found again."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pipeline.plan.graph import Node, fingerprint_of
+from pipeline.report.differences import with_differences
+from pipeline.report.figures import Results, collect_from
+from pipeline.run.work import NodeWork
+from pipeline.store.artifacts import ArtifactStore
+from stages.contract import EncoderLabel
+from stages.encoder.config import Pipeline, described_in, read_pipeline
+from stages.encoder.settings import EncoderSettings
+from stages.encoder.source import EncoderSource
+from stages.errors import UserError
+from stages.evaluate.settings import EvaluateSettings
+from stages.evaluate.stage import Evaluate
+from stages.fields import RECIPE_PREFIX
+
+Out = Callable[[str], None]
+
+
+def evaluate_models(
+    models: list[str],
+    tests: EvaluateSettings,
+    storage: str,
+    out: Out,
+    pooling: str | None = None,
+) -> Results:
+    """Figures of every model, and their differences to the first one's.
+
+    Args:
+        models: folders, ids of the hub, package:NAME, or names of runs whose student is meant.
+        pooling: of models that do not say how they pool.
+
+    Raises:
+        UserError: there is no such model, or two that would have one name; a test set is bad.
+    """
+    store = ArtifactStore(storage)
+    nodes = [node for model in models for node in _nodes(model, tests, store, pooling)]
+    by_name = {node.name: node for node in nodes}
+    if len(by_name) < len(nodes):
+        raise UserError(f"{' '.join(models)}: one of them is there twice; name each once")
+    folders = {name: store.folder(node.kind, node.title, node.fingerprint)
+               for name, node in by_name.items()}  # fmt: skip
+    missing = [node for node in nodes if store.manifest(folders[node.name]) is None]
+    if missing:
+        store.check_writable()
+    for node in missing:
+        node.stage.check()
+    loaded: dict[str, Any] = {}
+    for node in missing:
+        work = NodeWork(node, storage, folders[node.name], {}, tell=_told(node, out))
+        if node.stage.shares not in loaded:
+            loaded = {node.stage.shares: node.stage.load(work)}  # one model is in memory
+        node.stage.make(work, loaded[node.stage.shares])
+    return with_differences(store, collect_from(store, by_name, folders))
+
+
+def _nodes(
+    model: str, tests: EvaluateSettings, store: ArtifactStore, pooling: str | None
+) -> list[Node]:
+    settings = EncoderSettings(model=_located(model, store), pooling="auto")
+    if read_pipeline(described_in(settings)) == Pipeline():
+        if pooling is None:
+            raise UserError(f"{model}: it does not say how to pool; set --pooling")
+        settings = settings.model_copy(update={"pooling": pooling})
+    encoder = EncoderSource[Any](settings)
+    found = []
+    for test in tests.tests:
+        if test.reads:
+            continue
+        stage = Evaluate(test, encoder, EncoderLabel("teacher", model), tests.max_length)
+        identity = stage.identity({})
+        title = re.sub(r"[^a-z0-9]+", "-", f"{Path(model).name}-{test.title}".lower()).strip("-")
+        fingerprint = fingerprint_of(stage, identity, [])
+        name = f"evaluate:{model}:{test.title}"
+        found.append(Node(name, "evaluate", stage, title, identity, "", {}, fingerprint, 0))
+    return found
+
+
+def _located(model: str, store: ArtifactStore) -> str:
+    """The folder of a run's student, where that is what is meant."""
+    if model.startswith(RECIPE_PREFIX):
+        raise UserError(f"{model}: run that recipe, then name it: its student is found by its name")
+    student = store.root.local_path(f"students/{model}")
+    if not Path(model).exists() and student is not None and student.exists():
+        return str(student)
+    return model
+
+
+def _told(node: Node, out: Out) -> Callable[..., None]:
+    def tell(text: str, important: bool = False, figures: object = None) -> None:
+        assert node.stage.measures is not None
+        out(f"{node.stage.measures.name}: {text}")
+
+    return tell

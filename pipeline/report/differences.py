@@ -1,0 +1,82 @@
+"""Is a row of the table really above another? Paired bootstrap over the same items."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from pipeline.report.figures import Results
+from pipeline.store.artifacts import ArtifactStore
+from stages.contract import EncoderLabel, Figure, Measurement
+from stages.evaluate.resampling import Items, interval, read_items
+
+NUM_RESAMPLES = 1000
+
+
+def with_differences(store: ArtifactStore, results: Results) -> Results:
+    """The results with the differences of all rows to the reference."""
+    items: dict[EncoderLabel, dict[str, Items]] = {}
+    for measurement, folder in zip(results.measurements, results.sources, strict=True):
+        known = read_items(store.open(folder))
+        if known:
+            items.setdefault(measurement.encoder, {}).update(known)
+    figures = {label: list(results.figures(label).values()) for label in items}
+    return replace(results, differences=differences(figures, items, results.reference))
+
+
+def differences(
+    figures: Mapping[EncoderLabel, Sequence[Figure]],
+    items: Mapping[EncoderLabel, Mapping[str, Items]],
+    reference: EncoderLabel | None,
+) -> list[Measurement]:
+    """Figures of every other encoder less the reference's, and means, with 95% intervals.
+
+    Only of figures whose items are known on both sides and are equally many.
+    """
+    if reference is None or reference not in items:
+        return []
+    own = {name: one.resampled(NUM_RESAMPLES) for name, one in items[reference].items()}
+    base = {figure.name: figure for figure in figures[reference]}
+    found = []
+    for label in items:
+        if label == reference:
+            continue
+        resampled, rows = items[label], []
+        of_mean: dict[str, list[tuple[float, np.ndarray]]] = {}
+        for figure in figures[label]:
+            name = figure.name
+            if not _comparable(name, resampled, items[reference]) or name not in base:
+                continue
+            apart = 100 * (resampled[name].resampled(NUM_RESAMPLES) - own[name])
+            value = figure.value - base[name].value
+            rows.append(Figure(name, value, figure.better, interval(apart)))
+            if figure.averaged:
+                of_mean.setdefault(figure.averaged, []).append((value, apart))
+        for name, several in of_mean.items():
+            if len(several) > 1:  # items of different tests are drawn alone
+                value = float(np.mean([value for value, _ in several]))
+                apart = np.mean([_shuffled(one, n) for n, (_, one) in enumerate(several)], axis=0)
+                rows.append(Figure(name, value, interval=interval(apart)))
+        if rows:
+            found.append(Measurement(label, rows))
+    return found
+
+
+def _comparable(name: str, one: Mapping[str, Items], other: Mapping[str, Items]) -> bool:
+    return (
+        name in one
+        and name in other
+        and one[name].statistic == other[name].statistic
+        and len(one[name].values) == len(other[name].values)
+    )
+
+
+def _shuffled(figures_R: np.ndarray, number: int) -> np.ndarray:
+    """In another order, so that tests of equally many items do not have the same draws together."""
+    return np.random.default_rng(number).permutation(figures_R)
+
+
+def is_clear(difference: Figure) -> bool:
+    """Whether its interval is without 0."""
+    low, high = difference.interval or (float("nan"), float("nan"))
+    return low > 0 or high < 0

@@ -1,0 +1,261 @@
+"""Models and runs side by side: their figures, and which differences are more than chance."""
+
+import json
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from pipeline.compare.models import evaluate_models
+from pipeline.compare.tests import read_tests
+from pipeline.plan.plan import make_plan
+from pipeline.report.figures import collect
+from pipeline.run.runner import finish, record_start
+from stages.contract import EncoderLabel
+from stages.encoder.model import load_for_inference
+from stages.encoder.settings import EncoderSettings
+from stages.evaluate.sets import StsSettings, load_sts
+from stages.evaluate.stage import Evaluate
+from stages.recipe import Recipe
+from tests.support.command import Sentray
+from tests.support.data import write_sts
+from tests.support.here import make_here
+from tests.support.recipes import tiny
+
+
+@pytest.fixture
+def sts(tmp_path):
+    write_sts(tmp_path / "sts.tsv")
+    return tmp_path / "sts.tsv"
+
+
+@pytest.fixture
+def sentray(tmp_path):
+    """Commands that need no cluster."""
+    return Sentray(tmp_path, "none")
+
+
+ON = ("--pooling", "mean", "--max-length", 48, "--on")
+
+
+def silent(line):
+    pass
+
+
+def rows_of(text):
+    """Cells by row and heading, of the first table in a text."""
+    lines = text.splitlines()
+    start = next(n for n, line in enumerate(lines) if line.startswith("---"))
+    heading = lines[start - 1].split()
+    found = {}
+    for line in lines[start + 1 :]:
+        if not line.strip():
+            break
+        cells = line.split()
+        found[cells[0]] = dict(zip(heading, cells[1:], strict=False))
+    return found
+
+
+def test_differences_are_those_of_a_paired_bootstrap(tmp_path, sts, teacher_folder, student_folder):
+    """Slow twin: the same pairs drawn for both models, Spearman of each, their difference."""
+    tests = read_tests([str(sts)], 48)
+    models = [str(teacher_folder), str(student_folder)]
+    results = evaluate_models(models, tests, str(tmp_path / "runs"), silent, "mean")
+    pairs = load_sts(StsSettings(name="sts", path=str(sts)))
+    cosines = []
+    for model in models:
+        encoder = load_for_inference(EncoderSettings(model=model, pooling="mean", max_length=48))
+        left, right = map(encoder.encode_unit, (pairs.sentence1, pairs.sentence2))
+        cosines.append((left * right).sum(1))
+    random, apart = np.random.default_rng(0), []
+    for _ in range(1000):
+        rows = random.integers(0, len(pairs.gold), len(pairs.gold))
+        first, second = (100 * spearmanr(x[rows], pairs.gold[rows]).statistic for x in cosines)
+        apart.append(second - first)
+    (row,) = results.differences
+    (difference,) = row.figures
+    assert row.encoder.name == str(student_folder)
+    values = [100 * spearmanr(x, pairs.gold).statistic for x in cosines]
+    assert difference.value == pytest.approx(values[1] - values[0], abs=0.02)
+    # the last digits of cosines depend on how batches are cut
+    assert difference.interval == pytest.approx(tuple(np.percentile(apart, [2.5, 97.5])), abs=0.1)
+
+
+def test_what_was_measured_is_found_again(tmp_path, sts, teacher_folder, monkeypatch):
+    tests, storage = read_tests([str(sts)], 48), str(tmp_path / "runs")
+    once = evaluate_models([str(teacher_folder)], tests, storage, silent, "mean")
+    monkeypatch.setattr(Evaluate, "load", lambda *_: pytest.fail("it is there already"))
+    again = evaluate_models([str(teacher_folder)], tests, storage, silent, "mean")
+    assert again.measurements == once.measurements
+
+
+def test_an_artifact_of_another_row_has_this_rows_name(tmp_path, sts, teacher_folder):
+    """Equal encoders share artifacts, whatever a recipe calls them."""
+    tests, storage = read_tests([str(sts)], 48), str(tmp_path / "runs")
+    evaluate_models([str(teacher_folder)], tests, storage, silent, "mean")
+    (tmp_path / "other").symlink_to(teacher_folder)
+    other = str(tmp_path / "other")
+    results = evaluate_models([other], tests, storage, silent, "mean")
+    assert [label.name for label in results.encoders] == [other]
+
+
+@pytest.mark.parametrize(
+    ("header", "kind"),
+    [
+        ("sentence1\tsentence2\tscore", "sts"),
+        ("sentence1\tsentence2\tlabel", "pairs"),
+        ("query\tcandidate\tlabel", "reranking"),
+        ("text\tlabel\tsplit", "transfer"),
+    ],
+)
+def test_tables_are_told_by_their_columns(tmp_path, header, kind):
+    (tmp_path / "some.tsv").write_text(f"{header}\n" + "\t".join("abc"[: header.count("\t") + 1]))
+    (found,) = getattr(read_tests([str(tmp_path / "some.tsv")]), kind)
+    assert (found.name, found.path) == ("some", str(tmp_path / "some.tsv"))
+
+
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory, teacher_folder, student_folder):
+    """Finished runs `one`, `other` (another seed) and `apart`, which has another test."""
+    folder = tmp_path_factory.mktemp("compared")
+    raw = tiny(folder, teacher_folder, student_folder)
+    raw["evaluate"]["speed"] = False
+    other_sts = folder / "other.tsv"
+    other_sts.write_text((folder / "sts.tsv").read_text() + "odd\t5.0\ta cat\ta cat\ttest\n")
+    apart = {**raw["evaluate"], "sts": [{"name": "made-up", "path": str(other_sts)}]}
+    for name, changes in [
+        ("one", {}),
+        ("other", {"train": raw["train"] | {"seed": 7}}),
+        ("apart", {"evaluate": apart | {"max_length": 40}}),
+    ]:
+        recipe = Recipe.model_validate(raw | {"name": name} | changes)
+        plan = make_plan(recipe)
+        record = record_start(plan)
+        make_here(recipe)
+        finish(plan, record)
+    return folder / "runs"
+
+
+def test_runs_are_compared_on_the_tests_that_they_share(storage, sentray, tmp_path):
+    told = sentray("compare", "one", "other", "one:t", "one:before", "--storage", storage,
+                   "--json", tmp_path / "found.json")  # fmt: skip
+    rows = rows_of(told)
+    assert {"one", "other", "one:t", "one:before"} <= set(rows)
+    recipe = json.loads((storage / "history").joinpath(
+        *sorted(p.relative_to(storage / "history") for p in storage.glob("history/one/*"))[0].parts,
+        "results.json",
+    ).read_text())  # fmt: skip
+    value = {
+        one["encoder"]["role"]: figure["value"]
+        for one in recipe["measurements"]
+        for figure in one["figures"]
+        if figure["name"] == "made-up"
+    }
+    assert rows["one"]["made-up"].strip("*") == f"{value['after']:.2f}"
+    assert rows["one:t"]["made-up"].strip("*") == f"{value['teacher']:.2f}"
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert {one["encoder"]["name"] for one in found["differences"]} == {
+        "other", "one:t", "one:before"
+    }  # fmt: skip
+
+
+def test_marks_stand_where_the_interval_is_without_0(storage, sentray):
+    told = sentray("compare", "one", "one:t", "--storage", storage, "--json", storage / "x.json")
+    found = json.loads((storage / "x.json").read_text())["differences"][0]["figures"][0]
+    low, high = found["interval"]
+    assert rows_of(told)["one:t"]["made-up"].endswith("*") == (low > 0 or high < 0)
+
+
+def test_a_runs_own_table_is_marked_and_kept(storage):
+    plan = make_plan(load(storage, "one"))
+    record = sorted((storage / "history" / "one").iterdir())[-1]
+    kept = json.loads((record / "results.json").read_text())
+    assert {one["encoder"]["role"] for one in kept["differences"]} == {"before", "teacher"}
+    assert collect(plan).reference == EncoderLabel("after", "after")
+
+
+def load(storage, name):
+    from pipeline.recipe.read import load_recipe
+
+    record = sorted((storage / "history" / name).iterdir())[-1]
+    return load_recipe(str(record / "recipe.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["one"], "name two runs at least"),
+        (["one", "one"], "there twice"),
+        (["one", "nobody"], "there is no finished run of 'nobody' (recipes run here: apart, one"),
+        (["one", "other:nobody"], "that run has no row 'nobody'; it has before, t"),
+        (["one", "apart"], "they share no test with equal settings"),
+    ],
+)
+def test_runs_that_cannot_be_compared(storage, sentray, names, message):
+    assert message in sentray("compare", *names, "--storage", storage, code=2)
+
+
+def test_a_run_of_an_older_version_is_refused(storage, sentray):
+    record = sorted((storage / "history" / "other").iterdir())[-1] / "results.json"
+    whole = record.read_text()
+    raw = json.loads(whole)
+    del raw["sources"]
+    record.write_text(json.dumps(raw))
+    try:
+        told = sentray("compare", "one", "other", "--storage", storage, code=2)
+    finally:
+        record.write_text(whole)
+    assert "run it again" in told
+
+
+@pytest.mark.parametrize(
+    ("on", "message"),
+    [
+        (["nothing.tsv"], "there is no file"),
+        (["other.tsv"], "its columns are a, b, which is no test by itself"),
+        (["empty.yaml"], "there are no tests that need no recipe"),
+        (["typo.yaml"], "did you mean 'sts'?"),
+        (["one.yaml", "two.yaml"], "one YAML file at most"),
+        (["broken.yaml"], "not valid YAML"),
+        (["sts.tsv", "again/sts.tsv"], "two STS sets are called 'sts'"),
+    ],
+)
+def test_what_cannot_be_tested(sentray, sts, tmp_path, teacher_folder, on, message, monkeypatch):
+    (tmp_path / "other.tsv").write_text("a\tb\n1\t2\n")
+    (tmp_path / "empty.yaml").write_text("evaluate: {speed: false}\n")
+    (tmp_path / "typo.yaml").write_text("evaluate:\n  stss: []\n")
+    (tmp_path / "broken.yaml").write_text("evaluate: [\n")
+    (tmp_path / "again").mkdir()
+    (tmp_path / "again" / "sts.tsv").write_text(sts.read_text())
+    paths = [tmp_path / one for one in on]
+    assert message in sentray(
+        "evaluate", teacher_folder, "--pooling", "mean", "--on", *paths, code=2
+    )
+
+
+@pytest.mark.parametrize(
+    ("models", "message"),
+    [
+        (["./nobody"], "nobody"),
+        (["BARE"], "it does not say how to pool; set --pooling"),
+        (["recipe:my.yaml"], "run that recipe, then name it"),
+        (["TEACHER", "TEACHER"], "there twice"),
+    ],
+)
+def test_models_that_are_not_there(sentray, sts, teacher_folder, models, message):
+    pooling = [] if models == ["BARE"] else ["--pooling", "mean"]
+    models = [str(teacher_folder) if one.isupper() else one for one in models]
+    told = sentray("evaluate", *models, *pooling, "--on", sts, code=2)
+    assert message in told and "Traceback" not in told
+
+
+def test_a_runs_student_is_found_by_its_name(storage, sentray, sts):
+    alone = sentray("evaluate", "one", *ON, sts, "--storage", storage)
+    compared = sentray("compare", "one", "other", "--storage", storage)
+    assert rows_of(alone)["one"]["sts"] == rows_of(compared)["one"]["made-up"].strip("*")
+
+
+def test_differences_are_only_of_figures_with_equal_items(tmp_path, sts, teacher_folder):
+    tests = read_tests([str(sts)], 48)
+    results = evaluate_models([str(teacher_folder)], tests, str(tmp_path), silent, "mean")
+    assert results.differences == []
