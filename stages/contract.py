@@ -273,7 +273,8 @@ class Figure:
 
     name: heading of its column. better: which direction is. interval: 95%, or the range of
     repetitions. percent: a share or correlation times 100, shown in the bar chart. averaged: the
-    table adds a mean over the figures that carry the same word. parts: of subsets.
+    table adds a mean over the figures that carry the same word. parts: of subsets. by_seed: of
+    trainings with several seeds, whose mean the figure then is.
     """
 
     name: str
@@ -284,6 +285,7 @@ class Figure:
     percent: bool = False
     averaged: str = ""
     parts: dict[str, float] = field(default_factory=dict)
+    by_seed: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -293,7 +295,8 @@ class EncoderLabel:
     ranks: with rank similarities (RankEncoder) instead of plain cosines. documents: the teacher
     that embeds what the student's vectors are compared with; "" for the student itself. variant: of
     the exported student, such as onnx-int8; "" for the student itself. dimensions: that its vectors
-    are cut to; 0 for all.
+    are cut to; 0 for all. seed: of one of several trainings; None where there is one, and for the
+    mean over all.
     """
 
     role: Role
@@ -302,6 +305,7 @@ class EncoderLabel:
     documents: str = ""
     variant: str = ""
     dimensions: int = 0
+    seed: int | None = None
 
     @property
     def title(self) -> str:

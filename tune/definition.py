@@ -93,10 +93,11 @@ class Search:
         self.store = ArtifactStore(self.recipe.storage)
         self.space = Space(self.settings.space)
         base.raw = self.recipe.plain()  # defaults are there too, and paths are absolute
+        base.raw["train"] |= {"seed": self.recipe.train.of_each_seed[0].seed, "seeds": []}
         self._base = base
         self._folders: dict[tuple[str, str], str] = {}
         self._fingerprints: dict[tuple[str, int], str | None] = {}
-        self.seeds = self.settings.seeds or [self.recipe.train.seed]
+        self.seeds = self.settings.seeds or [base.raw["train"]["seed"]]
         self._check_metric()
         nested = self.recipe.train.resolved_engine == "deepspeed"
         if nested and self.settings.scheduler == "population":

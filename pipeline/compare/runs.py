@@ -42,7 +42,7 @@ def compare_runs(names: list[str], storage: str) -> Results:
     return with_differences(store, found)
 
 
-def _row(store: ArtifactStore, name: str) -> dict[tuple[str, str], tuple[Figure, str]]:
+def _row(store: ArtifactStore, name: str) -> dict[tuple[str, str], tuple[Figure, list[str]]]:
     """Figures and where they come from, by the figure's name and the test that gave it."""
     recipe, _, which = name.partition(":")
     record = newest_record(store.root, recipe, with_results=True)
@@ -59,9 +59,9 @@ def _row(store: ArtifactStore, name: str) -> dict[tuple[str, str], tuple[Figure,
             "were computed from; run it again"
         )
     wanted = _label(results, name, which or "after")
-    found: dict[tuple[str, str], tuple[Figure, str]] = {}
+    found: dict[tuple[str, str], tuple[Figure, list[str]]] = {}
     for measurement, source in zip(results.measurements, results.sources, strict=True):
-        manifest = store.manifest(source)
+        manifest = store.manifest(source[0])
         # speeds that were not measured side by side are not compared
         if measurement.encoder != wanted or manifest is None or "test" not in manifest.identity:
             continue

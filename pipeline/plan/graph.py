@@ -98,6 +98,7 @@ class RecipeGraph:
         self.recipe = recipe
         self.extensions: Extensions = load_extensions(BUILTIN, recipe.plugins)
         self.factors: dict[str, str] = {}
+        self.trainings: list[str] = []
         self.nodes: dict[str, Node] = {}
         self.recipes = {recipe.name: recipe}
         self._borrowed: set[str] = set()  # nodes of the other recipes
@@ -174,8 +175,12 @@ class RecipeGraph:
         stage: Any = self.nodes["vocabulary"].stage
         return EncoderSource(whole.settings, stage, "vocabulary", self._has_kinds, whole)
 
-    def trained_student(self) -> EncoderSource[Any]:
-        """This recipe's own student after training, as it is tested and used."""
+    def trained_student(self, training: str | None = None) -> EncoderSource[Any]:
+        """This recipe's own student after training, as it is tested and used.
+
+        Args:
+            training: of one of several seeds; None: of the first.
+        """
         start = self.recipe.student
         settings = EncoderSettings(
             model=OWN_STUDENT,
@@ -184,7 +189,7 @@ class RecipeGraph:
             device=start.device,
             trust_remote_code=start.trust_remote_code,
         )
-        return self._trained(settings, "train")
+        return self._trained(settings, training or self.trainings[0])
 
     def _trained(self, settings: EncoderSettings, name: str) -> EncoderSource[Any]:
         stage: Any = self.nodes[name].stage

@@ -13,20 +13,24 @@ from stages.evaluate.resampling import Items, interval, read_items
 NUM_RESAMPLES = 1000
 
 
+# Items of a figure, for each seed
+Several = Sequence[Items]
+
+
 def with_differences(store: ArtifactStore, results: Results) -> Results:
     """The results with the differences of all rows to the reference."""
-    items: dict[EncoderLabel, dict[str, Items]] = {}
-    for measurement, folder in zip(results.measurements, results.sources, strict=True):
-        known = read_items(store.open(folder))
-        if known:
-            items.setdefault(measurement.encoder, {}).update(known)
+    items: dict[EncoderLabel, dict[str, list[Items]]] = {}
+    for measurement, folders in zip(results.measurements, results.sources, strict=True):
+        for known in (read_items(store.open(folder)) for folder in folders):
+            for name, one in known.items():
+                items.setdefault(measurement.encoder, {}).setdefault(name, []).append(one)
     figures = {label: list(results.figures(label).values()) for label in items}
     return replace(results, differences=differences(figures, items, results.reference))
 
 
 def differences(
     figures: Mapping[EncoderLabel, Sequence[Figure]],
-    items: Mapping[EncoderLabel, Mapping[str, Items]],
+    items: Mapping[EncoderLabel, Mapping[str, Several]],
     reference: EncoderLabel | None,
 ) -> list[Measurement]:
     """Figures of every other encoder less the reference's, and means, with 95% intervals.
@@ -35,7 +39,7 @@ def differences(
     """
     if reference is None or reference not in items:
         return []
-    own = {name: one.resampled(NUM_RESAMPLES) for name, one in items[reference].items()}
+    own = {name: _resampled(several) for name, several in items[reference].items()}
     base = {figure.name: figure for figure in figures[reference]}
     found = []
     for label in items:
@@ -47,7 +51,7 @@ def differences(
             name = figure.name
             if not _comparable(name, resampled, items[reference]) or name not in base:
                 continue
-            apart = 100 * (resampled[name].resampled(NUM_RESAMPLES) - own[name])
+            apart = 100 * (_resampled(resampled[name]) - own[name])
             value = figure.value - base[name].value
             rows.append(Figure(name, value, figure.better, interval(apart)))
             if figure.averaged:
@@ -62,13 +66,16 @@ def differences(
     return found
 
 
-def _comparable(name: str, one: Mapping[str, Items], other: Mapping[str, Items]) -> bool:
-    return (
-        name in one
-        and name in other
-        and one[name].statistic == other[name].statistic
-        and len(one[name].values) == len(other[name].values)
-    )
+def _comparable(name: str, one: Mapping[str, Several], other: Mapping[str, Several]) -> bool:
+    if name not in one or name not in other:
+        return False
+    kinds = {(x.statistic, len(x.values)) for several in (one, other) for x in several[name]}
+    return len(kinds) == 1
+
+
+def _resampled(several: Several) -> np.ndarray:
+    """Resampled figures, means over the seeds: of the same items for each."""
+    return np.mean([one.resampled(NUM_RESAMPLES) for one in several], axis=0)
 
 
 def _shuffled(figures_R: np.ndarray, number: int) -> np.ndarray:

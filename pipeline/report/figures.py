@@ -5,7 +5,8 @@ here.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,8 +23,8 @@ class Results:
     """The figures of a run.
 
     measurements: in the graph's order; several may be of one encoder.
-    notes: what they mean, each once. artifacts: folders of all nodes, by node. sources: the folder
-        of each measurement; none of older runs. advice: what would
+    notes: what they mean, each once. artifacts: folders of all nodes, by node. sources: folders
+        of each measurement, one for each seed; none of older runs. advice: what would
         probably help next, as this run's figures have it (pipeline/report/advice.py).
     differences: of other encoders' figures to the reference's, with 95% intervals
         (pipeline/report/differences.py).
@@ -32,7 +33,7 @@ class Results:
     measurements: list[Measurement]
     notes: list[str]
     artifacts: dict[str, str]
-    sources: list[str] = field(default_factory=list)
+    sources: list[list[str]] = field(default_factory=list)
     advice: str = ""
     differences: list[Measurement] = field(default_factory=list)
 
@@ -115,25 +116,69 @@ def collect_from(
 
     An artifact may have been made for another row: the node says whose figures they are.
     """
-    measurements: list[Measurement] = []
-    sources: list[str] = []
+    found: dict[tuple[EncoderLabel, str], list[tuple[Measurement, str]]] = {}
     notes: dict[str, None] = {}
     for name, node in nodes.items():
         manifest = store.manifest(folders[name])
         if manifest is None or "measured" not in manifest.stats:
             continue
-        found = [Measurement.read(one) for one in manifest.stats["measured"]]
-        label = node.stage.measures
-        measurements += [replace(one, encoder=label) for one in found] if label else found
-        sources += [folders[name]] * len(found)
+        for raw in manifest.stats["measured"]:
+            one = Measurement.read(raw)
+            label = node.stage.measures or one.encoder
+            # the same test of every seed
+            key = replace(label, seed=None), ", ".join(figure.name for figure in one.figures)
+            found.setdefault(key, []).append((replace(one, encoder=label), folders[name]))
         notes |= dict.fromkeys(manifest.stats["notes"])
+    measurements = [mean_over_seeds([one for one, _ in several]) for several in found.values()]
+    sources = [[folder for _, folder in several] for several in found.values()]
+    seeds = dict.fromkeys(one.encoder.seed for several in found.values() for one, _ in several)
+    seeds.pop(None, None)
+    if seeds:
+        notes[
+            f"student after: mean and standard deviation of seeds {', '.join(map(str, seeds))}."
+        ] = None
     return Results(measurements, list(notes), dict(folders), sources)
 
 
-def averages(figures: Iterable[Figure]) -> dict[str, float]:
+def mean_over_seeds(several: Sequence[Measurement]) -> Measurement:
+    """One measurement of several that differ in their seed.
+
+    An interval is the mean of theirs, which is about items, not about seeds.
+    """
+    label = replace(several[0].encoder, seed=None)
+    if len(several) == 1:
+        return replace(several[0], encoder=label)
+    figures = []
+    for same in zip(*(one.figures for one in several), strict=True):
+        values = [figure.value for figure in same]
+        limits = [figure.interval for figure in same if figure.interval]
+        low_high = tuple(map(statistics.fmean, zip(*limits, strict=True)))
+        figures.append(
+            replace(
+                same[0],
+                value=statistics.fmean(values),
+                interval=(low_high[0], low_high[1]) if len(limits) == len(same) else None,
+                by_seed=values,
+            )
+        )
+    return Measurement(label, figures)
+
+
+def averages(figures: Iterable[Figure]) -> dict[str, Figure]:
     """Means over the figures that ask for one, where there is more than one, by heading."""
-    groups: dict[str, list[float]] = {}
+    groups: dict[str, list[Figure]] = {}
     for figure in figures:
         if figure.averaged:
-            groups.setdefault(figure.averaged, []).append(figure.value)
-    return {name: sum(v) / len(v) for name, v in groups.items() if len(v) > 1}
+            groups.setdefault(figure.averaged, []).append(figure)
+    return {
+        name: Figure(
+            name,
+            statistics.fmean(one.value for one in several),
+            by_seed=[
+                statistics.fmean(values)
+                for values in zip(*(one.by_seed for one in several), strict=True)
+            ],
+        )
+        for name, several in groups.items()
+        if len(several) > 1
+    }

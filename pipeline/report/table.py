@@ -1,5 +1,7 @@
 """The table at the end of a run: student before and after, and teachers, side by side."""
 
+import statistics
+
 from pipeline.report.differences import is_clear
 from pipeline.report.figures import Results, averages
 from stages.contract import Figure
@@ -43,16 +45,17 @@ def results_table(results: Results) -> str:
     rows = [["", *(f"{name} " if name in wide else name for name in columns)]]
     for encoder in results.encoders:
         figures = results.figures(encoder)
-        cells = {name: f"{value:.2f}" for name, value in averages(figures.values()).items()}
-        cells |= {name: shown(figure) for name, figure in figures.items()}
+        figures = averages(figures.values()) | figures
+        cells = {name: shown(figure) for name, figure in figures.items()}
         for name in wide & cells.keys():
             cells[name] += "*" if (encoder, name) in marked else " "
         rows.append([encoder.title, *(cells.get(name, "") for name in columns)])
         if encoder == reference:
-            intervals = [_interval(figures.get(name)) for name in columns]
-            while intervals and not intervals[-1]:
-                intervals.pop()
-            rows += [["  95% interval", *intervals]] if intervals else []
+            below = {
+                "  95% interval": [_interval(figures.get(name)) for name in columns],
+                "  over seeds": [_spread(figures.get(name)) for name in columns],
+            }
+            rows += [[name, *_filled(cells)] for name, cells in below.items() if any(cells)]
     notes = list(results.notes)
     if results.differences and reference is not None:
         notes.append(
@@ -60,6 +63,11 @@ def results_table(results: Results) -> str:
             "bootstrap over the same items, is without 0."
         )
     return "\n".join([*aligned(rows), "", *notes]).rstrip()
+
+
+def _filled(cells: list[str]) -> list[str]:
+    """Without the empty ones at the end."""
+    return cells[: max(place for place, cell in enumerate(cells, start=1) if cell)]
 
 
 def differences_text(results: Results) -> str:
@@ -88,3 +96,8 @@ def _interval(figure: Figure | None, form: str = ".1f", between: str = "-") -> s
         return ""
     low, high = figure.interval
     return f"{low:{form}}{between}{high:{form}}"
+
+
+def _spread(figure: Figure | None) -> str:
+    """Standard deviation over seeds."""
+    return f"±{statistics.stdev(figure.by_seed):.2f}" if figure and figure.by_seed else ""

@@ -141,7 +141,12 @@ def plan(graph: Graph) -> None:
         (EncoderLabel("teacher", t.name), graph.encoder(t.encoder()), f"teachers[{number}]")
         for number, t in encoding_teachers(graph)
     ]
-    encoders.append((EncoderLabel("after", "after"), graph.trained_student(), ""))
+    seeds: list[int | None] = [None]
+    if len(recipe.train.seeds) > 1:
+        seeds = [*recipe.train.seeds]
+    for training, seed in zip(graph.trainings, seeds, strict=True):
+        label = EncoderLabel("after", "after", seed=seed)
+        encoders.append((label, graph.trained_student(training), ""))
     for label, encoder, where in encoders:
         _plan_encoder(graph, label, encoder, where)
     if recipe.student.aligned:
@@ -166,8 +171,9 @@ def _plan_encoder(
     weight = 1.0  # Eq. 2: a rank teacher's ranks alone
     if label.role == "after":
         weight = (recipe.ranks.inference_weight if recipe.ranks else None) or 0.0
-    for ranks in [False, *[True] * (corpus in graph)]:
-        named = EncoderLabel(label.role, label.name, ranks)
+    further = label.role == "after" and encoder.node != graph.trainings[0]
+    for ranks in [False, *[True] * (corpus in graph and not further)]:
+        named = replace(label, ranks=ranks)
         for test in tests_of(graph):
             if label.role == "teacher" and not test.of_teachers:
                 continue
@@ -176,7 +182,8 @@ def _plan_encoder(
                 corpus if ranks else "", weight if ranks else 0.0,
             )  # fmt: skip
             inputs: Inputs = [*([corpus] if ranks else []), *encoder.inputs, *test.reads]
-            _add(graph, stage, inputs, title, "+ranks" if ranks else "", where)
+            suffix = f"+seed-{label.seed}" if further else "+ranks" if ranks else ""
+            _add(graph, stage, inputs, title, suffix, where)
 
 
 def _plan_aligned(graph: Graph, label: EncoderLabel, teacher: EncoderSource[Any]) -> None:

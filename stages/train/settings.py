@@ -268,6 +268,11 @@ class TrainSettings(Settings):
     seed: Seed = Field(
         42, description="Seed of the order of sentences, of dropout and of new weights."
     )
+    seeds: list[Seed] = added(
+        [],
+        description="Train a student with each of these seeds, instead of `seed`. Figures are "
+        "means over them; the first one's student is exported.",
+    )
     dev: DevSettings | None = Field(
         DevSettings(),
         description="What the checkpoint is chosen on; null: the last step's weights are the "
@@ -298,6 +303,10 @@ class TrainSettings(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> "TrainSettings":
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds {self.seeds}: one of them is there twice")
+        if self.seeds and self.seed != type(self).model_fields["seed"].default:
+            raise ValueError("give seed or seeds, not both")
         if self.batch_size % self.num_workers:
             raise ValueError(
                 f"batch_size {self.batch_size} cannot be divided among num_workers "
@@ -308,6 +317,15 @@ class TrainSettings(Settings):
         if self.zero_stage and self.resolved_engine == "plain":
             raise ValueError("zero_stage needs engine: deepspeed")
         return self
+
+    @property
+    def of_each_seed(self) -> list["TrainSettings"]:
+        """The settings of each training; a training with one of several seeds is the same as one
+        with that seed alone."""
+        return [
+            self.model_copy(update={"seed": seed, "seeds": []})
+            for seed in self.seeds or [self.seed]
+        ]
 
     @property
     def resolved_engine(self) -> Literal["plain", "deepspeed"]:

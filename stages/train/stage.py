@@ -126,17 +126,20 @@ def plan(graph: Graph) -> None:
     settings, dev = recipe.train, recipe.train.dev
     if dev is not None and not dev.sts and recipe.holdout == 0:
         settings = settings.model_copy(update={"dev": None})  # nothing to measure
-    stage = Train(
-        student,
-        settings,
-        recipe.sentences.rows_per_shard,
-        tuple(factors),
-        tuple(rewrites),
-        tuple(negatives),
-        tuple(views),
-        recipe.holdout,
-    )
     owned = [f"tokens:{name}{suffix}" for name in names for suffix in
              ("", *["+negatives"] * objectives.needs_negatives)]  # fmt: skip
     inputs = ["tokens", *owned, *(name for _, name in views), *(name for name, _ in factors)]
-    graph.add("train", stage, [*inputs, *student.inputs], where="student")
+    for number, one in enumerate(settings.of_each_seed):
+        stage = Train(
+            student,
+            one,
+            recipe.sentences.rows_per_shard,
+            tuple(factors),
+            tuple(rewrites),
+            tuple(negatives),
+            tuple(views),
+            recipe.holdout,
+        )
+        name = f"train:seed-{one.seed}" if number else "train"
+        graph.add(name, stage, [*inputs, *student.inputs], where="student")
+        graph.trainings.append(name)

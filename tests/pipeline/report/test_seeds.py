@@ -1,0 +1,124 @@
+"""Several seeds of one recipe: a training each, means and spread in the table."""
+
+import json
+import statistics
+
+import numpy as np
+import pytest
+
+from pipeline.plan.plan import make_plan
+from pipeline.report.differences import differences
+from pipeline.report.figures import Results, collect, mean_over_seeds
+from pipeline.report.table import results_table
+from pipeline.run.runner import finish, record_start
+from stages.contract import EncoderLabel, Figure, Measurement
+from stages.evaluate.resampling import Items
+from stages.recipe import Recipe
+from tests.support.here import make_here
+from tests.support.recipes import tiny
+from tune.definition import Search
+
+AFTER, TEACHER = EncoderLabel("after", "after"), EncoderLabel("teacher", "t")
+
+
+def of_seed(seed, a, b):
+    label = EncoderLabel("after", "after", seed=seed)
+    figures = [
+        Figure(name, value, interval=(value - 1, value + 1), averaged="mean")
+        for name, value in (("A", a), ("B", b))
+    ]
+    return Measurement(label, figures)
+
+
+def test_means_and_spreads_stand_in_the_table():
+    found = mean_over_seeds([of_seed(1, 10.0, 30.0), of_seed(2, 20.0, 32.0)])
+    assert found.encoder == AFTER
+    lines = results_table(Results([found], [], {})).splitlines()
+    assert lines[2].split() == ["student", "after", "15.00", "31.00", "23.00"]
+    assert lines[3].split() == ["95%", "interval", "14.0-16.0", "30.0-32.0"]
+    spreads = [statistics.stdev(one) for one in ((10, 20), (30, 32), (20, 26))]
+    assert lines[4].split() == ["over", "seeds", *(f"±{one:.2f}" for one in spreads)]
+
+
+def test_differences_are_of_the_means_over_seeds():
+    """Slow twin: the same items drawn for all trainings and the teacher."""
+    random = np.random.default_rng(0)
+    one, two, teacher = random.random((3, 30))
+    figures = {
+        AFTER: [Figure("A", 50 * (one.mean() + two.mean()))],
+        TEACHER: [Figure("A", 100 * teacher.mean())],
+    }
+    items = {
+        AFTER: {"A": [Items("mean", one), Items("mean", two)]},
+        TEACHER: {"A": [Items("mean", teacher)]},
+    }
+    (row,) = differences(figures, items, AFTER)
+    draws, apart = np.random.default_rng(0), []
+    for _ in range(1000):
+        rows = draws.integers(0, 30, 30)
+        apart.append(100 * (teacher[rows].mean() - (one[rows].mean() + two[rows].mean()) / 2))
+    assert row.encoder == TEACHER
+    assert row.figures[0].interval == pytest.approx(tuple(np.percentile(apart, [2.5, 97.5])))
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory, teacher_folder, student_folder):
+    raw = tiny(tmp_path_factory.mktemp("seeds"), teacher_folder, student_folder)
+    raw["evaluate"]["speed"] = False
+    return raw
+
+
+def with_train(raw, **changes):
+    return Recipe.model_validate(raw | {"train": raw["train"] | changes})
+
+
+def test_every_seed_is_the_training_with_that_seed_alone(raw):
+    several = make_plan(with_train(raw, seeds=[3, 4]))
+    for node, seed in (("train", 3), ("train:seed-4", 4)):
+        alone = make_plan(with_train(raw, seed=seed)).graph["train"]
+        assert several.graph[node].fingerprint == alone.fingerprint
+    assert set(several.graph["export"].inputs.values()) == {"sentences", "train"}
+
+
+def test_a_recipe_with_seeds_has_their_means(raw):
+    recipe = with_train(raw, seeds=[3, 4])
+    plan = make_plan(recipe)
+    record = record_start(plan)
+    make_here(recipe)
+    finish(plan, record)
+    whole = collect(plan).student["made-up"]
+    alone = [collect(make_plan(with_train(raw, seed=seed))).student["made-up"] for seed in (3, 4)]
+    assert whole.by_seed == [one.value for one in alone]
+    assert whole.value == pytest.approx(statistics.fmean(whole.by_seed))
+    assert len(set(whole.by_seed)) == 2
+    text = plan.store.root.read(f"{record}/results.json")
+    kept = Results.read(json.loads(text))
+    assert kept.student["made-up"] == whole
+    assert {one.encoder.role for one in kept.differences} == {"before", "teacher"}
+    assert "seeds 3, 4" in results_table(kept)
+    assert results_table(kept).count("student after ") == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seeds": [3, 3]}, "one of them is there twice"),
+        ({"seeds": [3, 4], "seed": 5}, "give seed or seeds, not both"),
+        ({"seeds": [-1]}, "greater than or equal to 0"),
+    ],
+)
+def test_bad_seeds(raw, changes, message):
+    with pytest.raises(ValueError, match=message):
+        with_train(raw, **changes)
+
+
+def test_a_search_tries_the_first_seed(raw, tmp_path):
+    import yaml
+
+    file = tmp_path / "searched.yaml"
+    search = {"space": {"train.learning_rate": {"grid": [1e-3, 2e-3]}}}
+    train = raw["train"] | {"seeds": [3, 4]}
+    file.write_text(yaml.safe_dump(raw | {"train": train, "search": search}))
+    found = Search(str(file), [])
+    assert found.seeds == [3]
+    assert found.recipe_of({"train.learning_rate": 1e-3}, 7).train.of_each_seed[0].seed == 7
