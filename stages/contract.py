@@ -264,7 +264,7 @@ class RowWise(Stage):
         work.publish({})
 
 
-Role = Literal["before", "teacher", "after"]
+Role = Literal["before", "baseline", "teacher", "after"]
 
 
 @dataclass(frozen=True)
@@ -290,7 +290,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class EncoderLabel:
-    """Whose figures these are: the student before or after training, or a teacher.
+    """Whose figures these are: the student before or after training, a teacher or a baseline.
 
     ranks: with rank similarities (RankEncoder) instead of plain cosines. documents: the teacher
     that embeds what the student's vectors are compared with; "" for the student itself. variant: of
@@ -309,7 +309,8 @@ class EncoderLabel:
 
     @property
     def title(self) -> str:
-        title = self.name if self.role == "teacher" else f"student {self.role}"
+        is_student = self.role in ("before", "after")
+        title = f"student {self.role}" if is_student else self.name
         title += f" to {self.documents}" if self.documents else ""
         title += f", {self.variant}" if self.variant else ""
         title += f", {self.dimensions} dimensions" if self.dimensions else ""

@@ -222,6 +222,11 @@ class Recipe(Extensible):
                 f"ranks.corpus_size {self.ranks.corpus_size} is more than sentences.limit {limit}; "
                 "lower it or raise the limit"
             )
+        baselines = [one.name for one in self.evaluate.baselines]
+        names = [*baselines, *(teacher.name for teacher in self.teachers)]
+        for name in baselines:
+            if names.count(name) > 1 or name in ("before", "after"):
+                raise ValueError(f"the name '{name}' of a baseline is taken; choose another")
         retrieval, columns = self.evaluate.retrieval, self.sentences.columns
         if retrieval and not self.sentences.holdout_pairs:
             raise ValueError(

@@ -75,7 +75,7 @@ def _label(results: Results, name: str, which: str) -> EncoderLabel:
     if which == "after" and results.reference is not None:
         return results.reference
     for label in results.encoders:
-        if which == label.name and label.role in ("before", "teacher") and not label.ranks:
+        if which == label.name and label.role != "after" and not label.ranks:
             return label
-    rows = [label.name for label in results.encoders if label.role in ("before", "teacher")]
+    rows = [label.name for label in results.encoders if label.role != "after"]
     raise UserError(f"compare {name}: that run has no row '{which}'; it has {', '.join(rows)}")

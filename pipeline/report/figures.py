@@ -15,7 +15,7 @@ from pipeline.plan.plan import Plan
 from pipeline.store.artifacts import ArtifactStore
 from stages.contract import EncoderLabel, Figure, Measurement
 
-ORDER = {"before": 0, "teacher": 1, "after": 2}
+ORDER = {"baseline": 0, "before": 1, "teacher": 2, "after": 3}
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,8 @@ class Encoder(nn.Module):
         return self.pool(self.states(ids_BL, mask_BL), ids_BL, mask_BL)
 
     def states(self, ids_BL: Tensor, mask_BL: Tensor, positions_BL: Tensor | None = None) -> Tensor:
-        """Token states (B, L, D) of the last layer, float32.
+        """Token states (B, L, D) of the last layer, float32; with pooling: first-last the mean of
+        the first and the last layer's.
 
         Args:
             positions_BL: position ids counted from 0, where they are not 0 to L - 1.
@@ -99,6 +100,9 @@ class Encoder(nn.Module):
             inputs["use_cache"] = False  # of a decoder: keys and values that nobody reads again
         if positions_BL is not None:
             inputs["position_ids"] = positions_BL + position_offset(self.backbone.config.to_dict())
+        if self.settings.pooling == "first-last":
+            layers = self.backbone(**inputs, output_hidden_states=True).hidden_states
+            return (layers[1].float() + layers[-1].float()) / 2
         states_BLD: Tensor = self.backbone(**inputs).last_hidden_state
         return states_BLD.float()
 
@@ -110,7 +114,7 @@ class Encoder(nn.Module):
     def _pooled(self, states_BLD: Tensor, ids_BL: Tensor, mask_BL: Tensor) -> Tensor:
         if self.settings.pooling == "cls":
             return states_BLD[:, 0]
-        if self.settings.pooling == "mean":
+        if self.settings.pooling in ("mean", "first-last"):
             weights_BL1 = mask_BL.unsqueeze(-1).to(states_BLD.dtype)
             return (states_BLD * weights_BL1).sum(1) / weights_BL1.sum(1).clamp(min=1)
         rows_B = torch.arange(len(ids_BL), device=ids_BL.device)

@@ -55,10 +55,11 @@ class EncoderSettings(ModelSettings):
     # whether it is trained: by our own code, which knows fewer modules than sentence-transformers
     trained: ClassVar[bool] = False
 
-    pooling: Literal["auto", "cls", "mean", "last", "mask", "pipeline"] = Field(
+    pooling: Literal["auto", "cls", "mean", "last", "mask", "first-last", "pipeline"] = Field(
         "auto",
         description="How token states become one vector: the first token, the mean over tokens, "
-        "the last token, or the mask token of the template. pipeline: sentence-transformers "
+        "the last token, or the mask token of the template; first-last: the mean over tokens of "
+        "the first and the last layer's states, not for students. pipeline: sentence-transformers "
         "computes all of it, whatever its modules. auto: as the model's sentence-transformers "
         "configuration says, Dense modules and default prompt included.",
     )

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from stages.encoder.model import Encoder
     from stages.encoder.pipeline import PipelineEncoder
+    from stages.evaluate.baselines import WordVectors
 
 
 class Encode(Protocol):
@@ -38,7 +39,7 @@ class Tested:
     """
 
     encode: Encode
-    model: "Encoder | PipelineEncoder | None"
+    model: "Encoder | PipelineEncoder | WordVectors | None"
     encode_documents: Encode | None = None
 
 

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, FiniteFloat
 
 from stages.errors import UserError
 from stages.evaluate.senteval import sts_rows
 from stages.evaluate.tables import Row, TableSettings, read_table
 from stages.fields import InputPath
+from stages.settings import added
 
 
 class StsSettings(TableSettings):
@@ -25,6 +26,13 @@ class StsSettings(TableSettings):
     )
     split: str | None = Field(
         None, description="Keep only the rows whose column `split` has this value."
+    )
+
+    min_score: FiniteFloat | None = added(
+        None, description="Keep only the pairs with this gold score or a higher one."
+    )
+    max_score: FiniteFloat | None = added(
+        None, description="Keep only the pairs with this gold score or a lower one."
     )
 
     def load(self) -> object:
@@ -57,7 +65,8 @@ def load_sts(settings: StsSettings) -> StsSet:
     """Reads and checks an STS set. White space is squeezed; rows without a score are dropped.
 
     Raises:
-        UserError: missing file or column, a score that is no number, no rows left.
+        UserError: missing file or column, a score that is no number, no rows left, scores that are
+            all alike.
     """
     rows = settings.rows(("sentence1", "sentence2", "score"), [settings.split or "test"])
     sentence1, sentence2, gold, subset = [], [], [], []
@@ -75,13 +84,27 @@ def load_sts(settings: StsSettings) -> StsSet:
             raise UserError(
                 f"{settings.where}, row {number}: the score is {score!r}, which is not a number"
             )
+        if settings.min_score is not None and value < settings.min_score:
+            continue
+        if settings.max_score is not None and value > settings.max_score:
+            continue
         if row["sentence1"] is None or row["sentence2"] is None:
             raise UserError(f"{settings.where}, row {number}: a sentence is missing")
         sentence1.append(" ".join(str(row["sentence1"]).split()))
         sentence2.append(" ".join(str(row["sentence2"]).split()))
         gold.append(value)
         subset.append(str(row.get("subset") or ""))
+    which = f" with split '{settings.split}'" if settings.split else ""
+    if settings.min_score is not None or settings.max_score is not None:
+        least, most = (
+            "any" if one is None else f"{one:g}" for one in (settings.min_score, settings.max_score)
+        )
+        which += f" with scores from {least} to {most}"
     if len(gold) < 2:
-        split = f" with split '{settings.split}'" if settings.split else ""
-        raise UserError(f"{settings.where}: fewer than two pairs{split}")
+        raise UserError(f"{settings.where}: fewer than two pairs{which}")
+    if min(gold) == max(gold):
+        raise UserError(
+            f"{settings.where}: all pairs{which} have the score {gold[0]:g}, so there is no order "
+            "to find"
+        )
     return StsSet(settings.name, sentence1, sentence2, np.asarray(gold), subset)

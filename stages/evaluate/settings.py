@@ -3,6 +3,7 @@
 from pydantic import Field, model_validator
 
 from stages.evaluate.base import Evaluation
+from stages.evaluate.baselines import BaselineSettings
 from stages.evaluate.classification import ClassificationTest
 from stages.evaluate.clustering import ClusteringTest
 from stages.evaluate.corpora import CorpusTest
@@ -51,6 +52,9 @@ class EvaluateSettings(Extensible):
     )
     clustering: list[ClusteringTest] = added([], description="Sentences with labels to find again.")
     pairs: list[PairsTest] = added([], description="Pairs that mean the same or do not.")
+    baselines: list[BaselineSettings] = added(
+        [], description="Rows of encoders that teach nobody, and of averaged word vectors."
+    )
     num_bootstrap: int = Field(
         1000, ge=0, description="Bootstrap resamples for the 95% intervals of STS sets; 0: none."
     )

@@ -20,6 +20,7 @@ from stages.contract import (
 from stages.encoder.source import EncoderSource
 from stages.evaluate.agreement import agreement_tests
 from stages.evaluate.base import Encode, Evaluation, Tested
+from stages.evaluate.baselines import BaselineSettings, WordsSource, WordVectors, whitened
 from stages.evaluate.resampling import write_items
 from stages.kinds import Kinds
 from stages.planning import Graph, Inputs
@@ -40,15 +41,17 @@ class Evaluate(Stage):
     corpus: input with the encoder's rank corpus, and `rank_weight` the share of rank similarities
         (1: Eq. 2, ranks alone); "" for plain cosines.
     documents: the encoder of the documents, where it is another one.
+    whitening: dimensions that its vectors are whitened to; None: they are not.
     """
 
     test: Evaluation
-    encoder: EncoderSource[Any]
+    encoder: EncoderSource[Any] | WordsSource
     label: EncoderLabel
     max_length: int
     corpus: str = ""
     rank_weight: float = 0.0
     documents: EncoderSource[Any] | None = None
+    whitening: int | None = None
 
     kind = "evaluate"
     # 3: keeps what figures were computed from
@@ -61,6 +64,8 @@ class Evaluate(Stage):
             found["ranks.inference_weight"] = self.rank_weight
         if self.documents is not None:
             found |= self.documents.identity(inputs, place="documents")
+        if self.whitening is not None:
+            found["whitening"] = self.whitening
         if self.label.dimensions:
             found["dimensions"] = self.label.dimensions
         return found
@@ -77,7 +82,8 @@ class Evaluate(Stage):
         # the encoder as it is loaded: batch sizes and devices included
         encoders = [self.encoder, *([self.documents] if self.documents else [])]
         loaded = [(one.node, one.settings.model_dump()) for one in encoders]
-        return json.dumps((loaded, self.max_length, self.corpus, self.rank_weight), default=str)
+        how = self.max_length, self.corpus, self.rank_weight, self.whitening
+        return json.dumps((loaded, *how), default=str)
 
     def check(self) -> None:
         self.encoder.check(self.max_length)
@@ -91,12 +97,19 @@ class Evaluate(Stage):
             from stages.ranks.stage import corpus_arrays
 
             arrays = corpus_arrays(work.input(self.corpus))
+            assert not isinstance(model, WordVectors)
             encode = RankAwareEncoder(model, *arrays, self.rank_weight).encode
+        if self.whitening is not None:
+            encode = whitened(encode, self.whitening, work)
         if self.documents is None:
             return Tested(encode, model)
         return Tested(encode, model, self._loaded(self.documents, work).encode_unit)
 
-    def _loaded(self, encoder: EncoderSource[Any], work: Work) -> "Encoder | PipelineEncoder":
+    def _loaded(
+        self, encoder: EncoderSource[Any] | WordsSource, work: Work
+    ) -> "Encoder | PipelineEncoder | WordVectors":
+        if isinstance(encoder, WordsSource):
+            return encoder.load()
         from stages.encoder.model import load_for_inference
 
         settings = encoder.located(work).model_copy(update={"max_length": self.max_length})
@@ -147,6 +160,8 @@ def plan(graph: Graph) -> None:
     for training, seed in zip(graph.trainings, seeds, strict=True):
         label = EncoderLabel("after", "after", seed=seed)
         encoders.append((label, graph.trained_student(training), ""))
+    for number, baseline in enumerate(recipe.evaluate.baselines):
+        _plan_baseline(graph, baseline, f"evaluate.baselines[{number}]")
     for label, encoder, where in encoders:
         _plan_encoder(graph, label, encoder, where)
     if recipe.student.aligned:
@@ -184,6 +199,21 @@ def _plan_encoder(
             inputs: Inputs = [*([corpus] if ranks else []), *encoder.inputs, *test.reads]
             suffix = f"+seed-{label.seed}" if further else "+ranks" if ranks else ""
             _add(graph, stage, inputs, title, suffix, where)
+
+
+def _plan_baseline(graph: Graph, baseline: BaselineSettings, where: str) -> None:
+    label = EncoderLabel("baseline", baseline.name)
+    encoder: EncoderSource[Any] | WordsSource = WordsSource(baseline)
+    if baseline.words is None:
+        encoder = graph.encoder(baseline.encoder())
+    width = baseline.whitening
+    reads = ["sentences"] * (width is not None)
+    for test in tests_of(graph):
+        if test.of_teachers:
+            max_length = graph.recipe.evaluate.max_length
+            stage = Evaluate(test, encoder, label, max_length, whitening=width)
+            inputs: Inputs = dict.fromkeys([*encoder.inputs, *reads, *test.reads])
+            _add(graph, stage, inputs, f"{graph.recipe.name}-{label.name}", "", where)
 
 
 def _plan_aligned(graph: Graph, label: EncoderLabel, teacher: EncoderSource[Any]) -> None:

@@ -114,6 +114,11 @@ class StudentSettings(EncoderSettings):
                 "aligned: with template_denoising other vectors are trained than are used; leave "
                 "one of them out"
             )
+        if self.pooling == "first-last":
+            raise ValueError(
+                "pooling: first-last is no student's, as sentence-transformers could not load it; "
+                "set mean"
+            )
         if self.is_static and self.dropout:
             raise ValueError("layers: 0 has no dropout; leave it out")
         if self.is_static and (self.freeze_embeddings or self.freeze_layers):

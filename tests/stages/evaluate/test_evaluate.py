@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from stages.embed.embedder import Embedder
 from stages.encoder.model import load_for_inference
 from stages.encoder.settings import EncoderSettings
+from stages.errors import UserError
 from stages.evaluate import base
 from stages.evaluate.geometry import GeometrySettings, alignment, score_geometry, uniformity
 from stages.evaluate.resampling import Items, interval
@@ -98,6 +99,23 @@ def test_files_of_every_kind_are_the_same_set(tmp_path):
 def _columns(path):
     found = load_sts(StsSettings(name="x", path=str(path), split="test"))
     return found.sentence1, found.sentence2, found.gold.tolist(), found.subset
+
+
+def test_pairs_are_kept_by_their_gold_score(tmp_path):
+    write_sts(tmp_path / "sts.tsv")
+    path = str(tmp_path / "sts.tsv")
+    whole = load_sts(StsSettings(name="x", path=path))
+    low, high = np.sort(whole.gold)[[5, -5]]
+    some = load_sts(StsSettings(name="x", path=path, min_score=low, max_score=high))
+    kept = (whole.gold >= low) & (whole.gold <= high)
+    assert 2 < kept.sum() < len(kept)
+    assert some.gold.tolist() == whole.gold[kept].tolist()
+    assert some.sentence1 == [s for s, k in zip(whole.sentence1, kept, strict=True) if k]
+    with pytest.raises(UserError, match="fewer than two pairs with scores from 99 to any"):
+        load_sts(StsSettings(name="x", path=path, min_score=99))
+    alike = float(np.sort(whole.gold)[0])
+    with pytest.raises(UserError, match="all pairs with scores from"):
+        load_sts(StsSettings(name="x", path=path, max_score=alike))
 
 
 def test_alignment_and_uniformity_equal_golden_values(golden, monkeypatch):

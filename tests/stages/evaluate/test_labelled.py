@@ -249,8 +249,9 @@ BAD = [
     (RankingTest, ["sentence1\tsentence2\tscore", *[f"a\tb{i}\t{i - 2}" for i in range(5)]],
      "gold score of -2"),
     (ClusteringTest, ["text\tlabel", "a\tx", "b\tx"], "all rows have the label 'x'"),
-    (RankingTest, ["sentence1\tsentence2\tscore", "a\tb\t1", "a\tc\t1"], "nothing to rank"),
-    (RankingTest, ["sentence1\tsentence2\tscore", *[f"a\t{i}\t3" for i in range(9)]], "nothing"),
+    (RankingTest, ["sentence1\tsentence2\tscore", "a\tb\t1", "a\tc\t2"], "nothing to rank"),
+    (RankingTest, ["sentence1\tsentence2\tscore", *[f"a\t{i}\t3" for i in range(9)]],
+     "all pairs have the score 3"),
 ]  # fmt: skip
 
 

@@ -1,0 +1,148 @@
+"""Rows of the table that teach nobody: other encoders, whitened vectors, averaged word vectors."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from stages import content
+from stages.contract import Fingerprinted, Work
+from stages.encoder.settings import EncoderSettings
+from stages.errors import UserError
+from stages.evaluate.base import Encode
+from stages.fields import InputPath, ModelName
+from stages.kinds import Kinds
+from stages.rows import unit_rows
+
+# Sentences that whitening is learned from, at most
+WHITENED_ROWS = 10_000
+# A word, or a mark of punctuation, as GloVe's own tokeniser leaves them
+WORD = re.compile(r"\w+(?:'\w+)?|[^\w\s]")
+
+
+class BaselineSettings(EncoderSettings):
+    """An encoder to compare with, or a file of word vectors."""
+
+    name: str = Field(description="Name of its row.", min_length=1)
+    model: ModelName = Field("", description="As for any encoder; none for `words`.")
+    words: InputPath | None = Field(
+        None,
+        description="Word vectors as text (GloVe, word2vec, fastText): a word and its numbers a "
+        "line. A sentence's vector is the mean over its words, in lower case.",
+    )
+    whitening: int | None = Field(
+        None,
+        ge=1,
+        description="Whiten its vectors with the mean and covariance over sentences of the corpus, "
+        "and keep so many dimensions (Su et al. 2021, BERT-whitening).",
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "BaselineSettings":
+        if (self.words is None) == (not self.model):
+            raise ValueError(f"baseline '{self.name}': give either model or words")
+        if self.words is not None:
+            for key in self.given(*(key for key in EncoderSettings.model_fields if key != "model")):
+                raise ValueError(f"baseline '{self.name}': `{key}` has no effect on words")
+        return self
+
+
+@dataclass(frozen=True)
+class WordsSource:
+    """Word vectors, where an evaluation has an encoder of a recipe."""
+
+    settings: BaselineSettings
+    node: str = ""
+    inputs: tuple[tuple[str, str], ...] = ()
+
+    def identity(self, inputs: Mapping[str, Fingerprinted]) -> dict[str, Any]:
+        where = f"evaluate.baselines '{self.settings.name}'"
+        return {"encoder.words": content.describe_path(str(self.settings.words), where)}
+
+    def check(self, max_length: int) -> None:
+        """The file was read for its identity."""
+
+    def load(self) -> "WordVectors":
+        return WordVectors(Path(str(self.settings.words)).expanduser())
+
+
+class WordVectors:
+    """Mean word vectors; a sentence without a known word has a zero vector.
+
+    Memory: 4 bytes for each number of the file, 0.5 GB for GloVe's 400,000 words of 300 numbers.
+
+    Raises:
+        UserError: the file is no table of words and numbers.
+    """
+
+    num_layers = 0
+    arithmetic = ""
+
+    def __init__(self, path: Path) -> None:
+        vectors: list[np.ndarray] = []
+        self._row_of: dict[str, int] = {}
+        width = 0
+        for number, line in enumerate(path.open(encoding="utf-8"), start=1):
+            cells = line.rstrip().split(" ")
+            if number == 1 and len(cells) == 2 and cells[1].isdigit():
+                continue  # word2vec's count of words, and width
+            width = width or len(cells) - 1
+            try:
+                vector = np.array(cells[-width:], dtype=np.float32)
+            except ValueError:
+                vector = None
+            if vector is None or not 0 < width < len(cells):
+                raise UserError(
+                    f"{path}, line {number}: not a word and {width or 'its'} numbers with a space "
+                    "between them"
+                )
+            # some words of GloVe have spaces in them
+            self._row_of.setdefault(" ".join(cells[:-width]), len(vectors))
+            vectors.append(vector)
+        if not vectors:
+            raise UserError(f"{path}: there are no word vectors in it")
+        self._vectors = np.stack(vectors)
+        self.num_parameters = self._vectors.size
+
+    def encode_unit(self, texts: Sequence[str], kinds: Kinds = None) -> np.ndarray:
+        """Unit rows (N, D) float32."""
+        out = np.zeros((len(texts), self._vectors.shape[1]), dtype=np.float32)
+        for place, text in enumerate(texts):
+            words = WORD.findall(text.lower())
+            rows = [self._row_of[word] for word in words if word in self._row_of]
+            if rows:
+                out[place] = self._vectors[rows].mean(0)
+        return unit_rows(out)
+
+
+def whitened(encode: Encode, dimensions: int, work: Work) -> Encode:
+    """The encoder with its vectors whitened: x -> (x - mu) U L^-1/2, the leading dimensions.
+
+    mu and the covariance U L U^T are those of sentences of the corpus (its first, in random order).
+
+    Raises:
+        UserError: the vectors have fewer dimensions, or there are fewer sentences.
+    """
+    from stages.sentences.texts import texts_of_rows
+
+    sentences = work.input("sentences")
+    count = min(WHITENED_ROWS, sentences.num_rows)
+    vectors = encode(*texts_of_rows(sentences, list(range(count)))).astype(np.float64)
+    width = vectors.shape[1]
+    if dimensions > min(width, count - 1):
+        raise UserError(
+            f"evaluate.baselines.whitening is {dimensions}, but there are {width} dimensions and "
+            f"{count} sentences to learn it from; lower it"
+        )
+    mean = vectors.mean(0)
+    directions, values, _ = np.linalg.svd(np.cov(vectors.T, bias=True))
+    kernel = directions[:, :dimensions] / np.sqrt(values[:dimensions])
+
+    def encode_whitened(texts: Sequence[str], kinds: Kinds = None) -> np.ndarray:
+        return unit_rows((encode(texts, kinds) - mean) @ kernel)
+
+    return encode_whitened

@@ -1,0 +1,156 @@
+"""Rows that teach nobody, against their slow twins."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+from pipeline.plan.plan import make_plan
+from pipeline.report.figures import collect
+from stages.encoder.model import load_for_inference
+from stages.encoder.settings import EncoderSettings
+from stages.errors import UserError
+from stages.evaluate.baselines import BaselineSettings, WordsSource, WordVectors
+from stages.evaluate.sts import spearman
+from stages.recipe import Recipe
+from stages.rows import unit_rows
+from tests.support.here import make_here
+from tests.support.models import make_sentences
+from tests.support.recipes import tiny
+
+
+def first_last(folder, texts):
+    """Slow twin: one text at a time, in transformers."""
+    model, tokenizer = AutoModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    rows = []
+    for text in texts:
+        inputs = tokenizer(text, return_tensors="pt", truncation=True, max_length=48)
+        with torch.no_grad():
+            states = model(**inputs, output_hidden_states=True).hidden_states
+        rows.append(((states[1] + states[-1]) / 2)[0].mean(0).numpy())
+    return np.stack(rows)
+
+
+def test_first_and_last_layers_are_averaged(teacher_folder):
+    texts = make_sentences(20)
+    settings = EncoderSettings(model=str(teacher_folder), pooling="first-last", max_length=48)
+    found = load_for_inference(settings).encode(texts)
+    np.testing.assert_allclose(found, first_last(teacher_folder, texts), atol=2e-5)
+
+
+def test_no_student_is_pooled_so(tmp_path, teacher_folder, student_folder):
+    raw = tiny(tmp_path, teacher_folder, student_folder)
+    raw["student"]["pooling"] = "first-last"
+    with pytest.raises(ValueError, match="first-last is no student's"):
+        Recipe.model_validate(raw)
+
+
+WORDS = ["a 1 0 0", "cat 0 2 0", "old 0 0 4", ". . . 9 9 9", "! 0 1 1"]
+
+
+def write_words(file, lines):
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+@pytest.mark.parametrize("header", [[], ["5 3"]])
+def test_word_vectors_are_averaged(tmp_path, header):
+    vectors = WordVectors(write_words(tmp_path / "words.txt", [*header, *WORDS]))
+    found = vectors.encode_unit(["An old CAT!", "a", "nothing here"])
+    expected = unit_rows(np.array([[0, 3, 5], [1, 0, 0], [0, 0, 0]]))
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert vectors.num_parameters == 15
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["a 1 0", "cat 1 x"], "line 2: not a word and 2 numbers"),
+        (["a 1 0", "cat 1"], "line 2: not a word and 2 numbers"),
+        (["a"], "line 1: not a word and its numbers"),
+        ([""], "line 1"),
+    ],
+)
+def test_files_that_are_no_word_vectors(tmp_path, lines, message):
+    with pytest.raises(UserError, match=message):
+        WordVectors(write_words(tmp_path / "words.txt", lines))
+
+
+@pytest.mark.parametrize(
+    ("baseline", "message"),
+    [
+        ({"name": "x"}, "give either model or words"),
+        ({"name": "x", "model": "m", "words": "w.txt"}, "give either model or words"),
+        ({"name": "x", "words": "w.txt", "pooling": "cls"}, "`pooling` has no effect on words"),
+        ({"name": "x", "model": "m", "whitening": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_bad_settings(baseline, message):
+    with pytest.raises(ValueError, match=message):
+        BaselineSettings.model_validate(baseline)
+
+
+def test_a_missing_file_is_said_before_anything_is_made(tmp_path):
+    with pytest.raises(UserError, match="evaluate.baselines 'x': there is no file"):
+        WordsSource(BaselineSettings(name="x", words=str(tmp_path / "no.txt"))).identity({})
+
+
+def with_baselines(tmp_path, teacher_folder, student_folder, *baselines):
+    raw = tiny(tmp_path, teacher_folder, student_folder)
+    raw["evaluate"] |= {"speed": False, "baselines": list(baselines)}
+    return raw
+
+
+def test_names_are_not_taken_twice(tmp_path, teacher_folder, student_folder):
+    for names in (["t"], ["x", "x"], ["after"]):
+        several = [{"name": name, "model": str(teacher_folder)} for name in names]
+        raw = with_baselines(tmp_path, teacher_folder, student_folder, *several)
+        with pytest.raises(ValueError, match="of a baseline is taken"):
+            Recipe.model_validate(raw)
+
+
+def test_baselines_are_rows_of_the_table(tmp_path, teacher_folder, student_folder):
+    words = write_words(tmp_path / "words.txt", WORDS)
+    model = {"model": str(teacher_folder), "pooling": "first-last"}
+    raw = with_baselines(
+        tmp_path, teacher_folder, student_folder,
+        {"name": "words", "words": str(words)}, {"name": "plain"} | model,
+        {"name": "whitened", "whitening": 8} | model,
+    )  # fmt: skip
+    recipe = Recipe.model_validate(raw)
+    plan = make_plan(recipe)
+    make_here(recipe, *(name for name in plan.graph if name.startswith("evaluate:w")),
+              "evaluate:plain:made-up")  # fmt: skip
+    results = collect(make_plan(recipe))
+    assert [label.title for label in results.encoders] == ["words", "plain", "whitened"]
+    # slow twin of the whitened row: of the 300 sentences, by numpy's inverse square root
+    lines = (tmp_path / "sts.tsv").read_text().splitlines()[1:]
+    gold, left, right = zip(*(line.split("\t")[1:4] for line in lines), strict=True)
+    corpus = unit_rows(first_last(teacher_folder, sentences_of(plan)))
+    mean, covariance = corpus.mean(0), np.cov(corpus.T.astype(np.float64), bias=True)
+    values, directions = np.linalg.eigh(covariance)
+    kernel = (directions / np.sqrt(values))[:, ::-1][:, :8]
+    sides = [
+        unit_rows((unit_rows(first_last(teacher_folder, texts)) - mean) @ kernel)
+        for texts in (left, right)
+    ]
+    expected = 100 * spearman((sides[0] * sides[1]).sum(1), np.array(gold, dtype=float))
+    whitened = results.figures(results.encoders[2])["made-up"].value
+    assert whitened == pytest.approx(expected, abs=0.1)
+    assert whitened != pytest.approx(results.figures(results.encoders[1])["made-up"].value)
+
+
+def sentences_of(plan):
+    import pyarrow.parquet as pq
+
+    paths = plan.store.open(plan.folders["sentences"]).shard_paths("rows.parquet")
+    return [text for path in paths for text in pq.read_table(path)["text"].to_pylist()]
+
+
+def test_whitening_to_more_dimensions_than_there_are(tmp_path, teacher_folder, student_folder):
+    raw = with_baselines(
+        tmp_path, teacher_folder, student_folder,
+        {"name": "w", "model": str(teacher_folder), "pooling": "mean", "whitening": 49},
+    )  # fmt: skip
+    with pytest.raises(UserError, match="whitening is 49, but there are 48 dimensions"):
+        make_here(Recipe.model_validate(raw), "evaluate:w:made-up")
