@@ -19,13 +19,19 @@ Several = Sequence[Items]
 
 def with_differences(store: ArtifactStore, results: Results) -> Results:
     """The results with the differences of all rows to the reference."""
+    items = items_of(store, results)
+    figures = {label: list(results.figures(label).values()) for label in items}
+    return replace(results, differences=differences(figures, items, results.reference))
+
+
+def items_of(store: ArtifactStore, results: Results) -> dict[EncoderLabel, dict[str, Several]]:
+    """What the figures of each encoder were computed from, where that was kept."""
     items: dict[EncoderLabel, dict[str, list[Items]]] = {}
     for measurement, folders in zip(results.measurements, results.sources, strict=True):
         for known in (read_items(store.open(folder)) for folder in folders):
             for name, one in known.items():
                 items.setdefault(measurement.encoder, {}).setdefault(name, []).append(one)
-    figures = {label: list(results.figures(label).values()) for label in items}
-    return replace(results, differences=differences(figures, items, results.reference))
+    return {label: dict(known) for label, known in items.items()}
 
 
 def differences(

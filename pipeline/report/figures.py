@@ -159,6 +159,10 @@ def mean_over_seeds(several: Sequence[Measurement]) -> Measurement:
                 value=statistics.fmean(values),
                 interval=(low_high[0], low_high[1]) if len(limits) == len(same) else None,
                 by_seed=values,
+                parts={
+                    name: statistics.fmean(figure.parts[name] for figure in same)
+                    for name in same[0].parts
+                },
             )
         )
     return Measurement(label, figures)

@@ -1,16 +1,14 @@
 """The report page of a run: figures, pictures, provenance. One self-contained HTML file."""
 
 import html
-import itertools
-from collections.abc import Iterator
 from typing import Any
 
 from pipeline.plan.plan import Plan
 from pipeline.recipe.read import dump_recipe
 from pipeline.report.figures import Results
-from pipeline.report.plots import new_figure, svg_text
+from pipeline.report.pictures import pictures
+from pipeline.report.plots import colours, new_figure, svg_text
 from pipeline.report.table import results_table
-from stages.contract import EncoderLabel
 
 STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;"
@@ -18,12 +16,12 @@ STYLE = (
     "svg{max-width:100%;height:auto}h1,h2{line-height:1.2}"
 )
 
-OTHER_COLOURS = ["#ff9d3c", "#d9c27a", "#a58bc0"]
-
 
 def write_report(plan: Plan, results: Results, record: str) -> None:
     """Writes `report.html` into the run's record."""
     parts = [f"<h2>What was gained</h2>{_bars(results)}"]
+    for title, picture in pictures(plan.store, results):
+        parts.append(f"<h2>{title}</h2>{picture}")
     for name, planned in plan.nodes.items():
         if planned.node.recipe == plan.recipe.name and plan.store.manifest(planned.folder):
             artifact = plan.store.open(planned.folder, name)
@@ -47,14 +45,6 @@ def _body(body: str | list[dict[str, Any]]) -> str:
     return f"<p>{html.escape(body)}</p>" if isinstance(body, str) else _curves(body)
 
 
-def _colour(encoder: EncoderLabel, others: Iterator[str]) -> str:
-    if encoder.role == "before":
-        return "#bbbbbb"
-    if encoder.role == "after":
-        return "#1f77b4" if encoder.is_student else "#0b3d66"
-    return next(others)
-
-
 def _bars(results: Results) -> str:
     """Every figure in percent as a group of bars, encoders in the table's order; the student's
     variants, which hardly differ from it, are in the table only."""
@@ -67,7 +57,7 @@ def _bars(results: Results) -> str:
     if not groups:
         return "<p>The recipe evaluates nothing.</p>"
     figure, axes = new_figure(9, 3.4)
-    others = itertools.cycle(OTHER_COLOURS)
+    colour_of = colours(encoders)
     width = 0.8 / len(encoders)
     for number, encoder in enumerate(encoders):
         figures = results.figures(encoder)
@@ -75,8 +65,9 @@ def _bars(results: Results) -> str:
                    if name in figures]  # fmt: skip
         offset = (number - (len(encoders) - 1) / 2) * width
         places, heights = [place + offset for place, _ in present], [value for _, value in present]
-        colour = _colour(encoder, others)
-        bars = axes.bar(places, heights, width * 0.94, label=encoder.title, color=colour)
+        bars = axes.bar(
+            places, heights, width * 0.94, label=encoder.title, color=colour_of[encoder]
+        )
         axes.bar_label(bars, fmt="%.1f", fontsize=8, padding=1)
     axes.set_xticks(range(len(groups)), groups)
     axes.set_ylim(0, 108)

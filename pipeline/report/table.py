@@ -99,5 +99,7 @@ def _interval(figure: Figure | None, form: str = ".1f", between: str = "-") -> s
 
 
 def _spread(figure: Figure | None) -> str:
-    """Standard deviation over seeds."""
-    return f"±{statistics.stdev(figure.by_seed):.2f}" if figure and figure.by_seed else ""
+    """Standard deviation over seeds, where they differ."""
+    if figure is None or len(set(figure.by_seed)) < 2:
+        return ""
+    return f"±{statistics.stdev(figure.by_seed):.2f}"

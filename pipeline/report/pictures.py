@@ -1,0 +1,96 @@
+"""Pictures of what figures were computed from: similarities by gold score, agreement by band."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pipeline.report.differences import items_of
+from pipeline.report.figures import Results
+from pipeline.report.plots import colours, new_figure, svg_text
+from pipeline.store.artifacts import ArtifactStore
+from stages.contract import EncoderLabel
+from stages.evaluate.agreement import BANDS
+
+# Ranges of gold scores that a set is cut into, and sets that are drawn
+GROUPS, MOST_SETS = 5, 4
+
+
+def pictures(store: ArtifactStore, results: Results) -> Sequence[tuple[str, str]]:
+    """Headings and pictures for the report page, where there is anything to draw."""
+    found = [
+        ("Similarities by gold score", by_gold_score(store, results)),
+        ("Agreement by band", by_band(results)),
+    ]
+    return [(heading, picture) for heading, picture in found if picture]
+
+
+def by_gold_score(store: ArtifactStore, results: Results) -> str:
+    """Similarities of STS pairs in groups of gold score (RankCSE, Fig. 5), a picture for each set;
+    "" without such a set. Of several seeds the first."""
+    items = items_of(store, results)
+    found: dict[str, dict[EncoderLabel, np.ndarray]] = {}
+    for label in filter(_is_drawn, results.encoders):
+        for name, several in items.get(label, {}).items():
+            if several[0].statistic == "spearman":
+                found.setdefault(name, {})[label] = several[0].values
+    return "".join(_violins(name, found[name]) for name in list(found)[:MOST_SETS])
+
+
+def _is_drawn(label: EncoderLabel) -> bool:
+    others = label.ranks, label.variant, label.dimensions, label.documents
+    return label.role != "baseline" and not any(others)
+
+
+def _violins(name: str, values: Mapping[EncoderLabel, np.ndarray]) -> str:
+    """One set. values: prediction and gold score (N, 2) by encoder."""
+    figure, axes = new_figure(9, 2.6)
+    gold = next(iter(values.values()))[:, 1]
+    edges = np.linspace(gold.min(), gold.max(), GROUPS + 1)
+    group_of = np.clip(np.digitize(gold, edges) - 1, 0, GROUPS - 1)
+    width, colour_of = 0.8 / len(values), colours(list(values))
+    for place, (label, pairs) in enumerate(values.items()):
+        offset = (place - (len(values) - 1) / 2) * width
+        for group in range(GROUPS):
+            _violin(axes, pairs[group_of == group, 0], group + offset, width, colour_of[label])
+        axes.plot([], [], color=colour_of[label], linewidth=6, label=label.title)
+    names = [f"{low:.3g} to {high:.3g}" for low, high in itertools.pairwise(edges)]
+    axes.set_xticks(range(GROUPS), names)
+    axes.set_xlabel(f"gold score, {name}")
+    axes.set_ylabel("similarity")
+    figure.legend(loc="outside upper center", ncols=len(values), frameon=False)
+    return svg_text(figure)
+
+
+def _violin(axes: Any, values: np.ndarray, place: float, width: float, colour: str) -> None:
+    if len(values) < 2 or np.ptp(values) == 0:
+        return  # no density
+    drawn = axes.violinplot(
+        values, [place], widths=0.9 * width, showmedians=True, showextrema=False
+    )
+    for body in drawn["bodies"]:
+        body.set(facecolor=colour, alpha=0.8)
+    drawn["cmedians"].set_color("#222222")
+
+
+def by_band(results: Results) -> str:
+    """Agreement with the teachers by band of their similarity; "" without any."""
+    rows = {
+        label: results.figures(label)["agreement"].parts
+        for label in filter(_is_drawn, results.encoders)
+        if "agreement" in results.figures(label)
+    }
+    if not rows:
+        return ""
+    figure, axes = new_figure(9, 2.6)
+    width, colour_of = 0.8 / len(rows), colours(list(rows))
+    for place, (label, parts) in enumerate(rows.items()):
+        places = np.arange(len(BANDS)) + (place - (len(rows) - 1) / 2) * width
+        heights = [parts[band] for band in BANDS]
+        bars = axes.bar(places, heights, width * 0.94, label=label.title, color=colour_of[label])
+        axes.bar_label(bars, fmt="%.1f", fontsize=8, padding=1)
+    axes.set_xticks(range(len(BANDS)), [f"{band} of the pairs" for band in BANDS])
+    axes.set_ylabel("Spearman x 100")
+    figure.legend(loc="outside upper center", ncols=len(rows), frameon=False)
+    return svg_text(figure)
