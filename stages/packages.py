@@ -23,6 +23,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "endpoints": ("aiohttp",),
     "translation": ("ctranslate2", "sacremoses", "sentencepiece"),
     "hub": ("datasets",),
+    "mteb": ("mteb",),
     "negation": ("spacy",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "openvino": ("onnx", "onnxscript", "openvino", "nncf"),

@@ -8,6 +8,7 @@ from stages.evaluate.classification import ClassificationTest
 from stages.evaluate.clustering import ClusteringTest
 from stages.evaluate.corpora import CorpusTest
 from stages.evaluate.geometry import GeometrySettings
+from stages.evaluate.mteb_tasks import MtebTest
 from stages.evaluate.pairs import PairsTest
 from stages.evaluate.ranking import RankingTest
 from stages.evaluate.reranking import RerankingTest
@@ -21,7 +22,7 @@ from stages.settings import Extensible, added
 # Columns of every table, which no test set may be called.
 TAKEN_NAMES = (
     "layers", "MB", "mean", "sentences/s", "transfer", "classification", "clustering", "pairs",
-    "KCC", "NDCG", "agreement", "near pairs", "Kendall", "NDCG@10", "nearest 10",
+    "KCC", "NDCG", "MTEB", "agreement", "near pairs", "Kendall", "NDCG@10", "nearest 10",
 )  # fmt: skip
 
 
@@ -52,6 +53,7 @@ class EvaluateSettings(Extensible):
     )
     clustering: list[ClusteringTest] = added([], description="Sentences with labels to find again.")
     pairs: list[PairsTest] = added([], description="Pairs that mean the same or do not.")
+    mteb: list[MtebTest] = added([], description="Tasks of MTEB, by name.")
     baselines: list[BaselineSettings] = added(
         [], description="Rows of encoders that teach nobody, and of averaged word vectors."
     )
@@ -73,7 +75,7 @@ class EvaluateSettings(Extensible):
         check_names_differ(self.sts)
         columns = [*self.sts, *self.transfer, *self.classification]  # called by the bare name
         titles = [test.title for test in self.tests if not isinstance(test, StsTest)]
-        titles = [one.name for one in columns] + titles
+        titles = [one.name for one in columns] + [one.task for one in self.mteb] + titles
         ranked = [one.name for one in self.reranking] + [one.name for one in self.corpora]
         titles += [f"MRR@10 {name}" for name in ranked]
         for title in (*titles, *TAKEN_NAMES):
@@ -87,7 +89,7 @@ class EvaluateSettings(Extensible):
         found: list[Evaluation] = [Size()]
         found += [StsTest(sts=one, num_bootstrap=self.num_bootstrap) for one in self.sts]
         found += [*self.transfer, *self.ranking, *self.corpora, *self.reranking]
-        found += [*self.classification, *self.clustering, *self.pairs]
+        found += [*self.classification, *self.clustering, *self.pairs, *self.mteb]
         found += [one for one in (self.retrieval, self.geometry) if one is not None]
         found += [one for one in self.added_sections.values() if isinstance(one, Evaluation)]
         return found

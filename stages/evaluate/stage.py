@@ -21,6 +21,7 @@ from stages.encoder.source import EncoderSource
 from stages.evaluate.agreement import agreement_tests
 from stages.evaluate.base import Encode, Evaluation, Tested
 from stages.evaluate.baselines import BaselineSettings, WordsSource, WordVectors, whitened
+from stages.evaluate.remembered import Remembered
 from stages.evaluate.resampling import write_items
 from stages.kinds import Kinds
 from stages.planning import Graph, Inputs
@@ -102,8 +103,9 @@ class Evaluate(Stage):
         if self.whitening is not None:
             encode = whitened(encode, self.whitening, work)
         if self.documents is None:
-            return Tested(encode, model)
-        return Tested(encode, model, self._loaded(self.documents, work).encode_unit)
+            return Tested(Remembered(encode), model)
+        documents = Remembered(self._loaded(self.documents, work).encode_unit)
+        return Tested(Remembered(encode), model, documents)
 
     def _loaded(
         self, encoder: EncoderSource[Any] | WordsSource, work: Work

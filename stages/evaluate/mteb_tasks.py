@@ -1,0 +1,107 @@
+"""Any task of MTEB 2 by its name, through MTEB's own package.
+
+The package brings the task's data (from the Hugging Face hub), its procedure and its main score.
+It sees vectors of length 1, with the encoder's own prompts of queries and documents, not MTEB's.
+"""
+
+import json
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from stages.contract import Figure, Work
+from stages.errors import UserError
+from stages.evaluate.base import Evaluation, Result, Tested
+from stages.kinds import Kind
+from stages.packages import need
+
+
+class MtebTest(Evaluation):
+    """The main score of a task of MTEB."""
+
+    task: str = Field(description="Name of the task, such as Banking77Classification.")
+    languages: list[str] = Field(
+        [], description="Only these languages (ISO 639-3, such as eng) of the task; none: all."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_name(cls, value: Any) -> Any:
+        return {"task": value} if isinstance(value, str) else value
+
+    @property
+    def title(self) -> str:
+        return f"mteb-{self.task}"
+
+    def check(self) -> None:
+        need("mteb", f"evaluate.mteb '{self.task}'")
+        self.load()
+
+    def load(self) -> Any:
+        """The task, without its data.
+
+        Raises:
+            UserError: MTEB knows no such task, or not in these languages.
+        """
+        import mteb
+
+        try:
+            return mteb.get_task(self.task, languages=self.languages or None)
+        except (KeyError, ValueError) as error:
+            told = str(error.args[0] if error.args else error).removeprefix("KeyError: ")
+            raise UserError(f"evaluate.mteb '{self.task}': MTEB says: {told}") from None
+
+    def score(self, tested: Tested, work: Work) -> Result:
+        import mteb
+
+        task = self.load()
+        work.say(f"{self.task}: MTEB {mteb.__version__}")
+        try:
+            task.load_data()
+        except (OSError, ValueError) as error:  # no network, no such data set, a private one
+            raise UserError(
+                f"evaluate.mteb '{self.task}': its data set "
+                f"{task.metadata.dataset.get('path')} cannot be had ({str(error)[:300]})"
+            ) from error
+        model = _Model(tested)
+        (found,) = mteb.evaluate(
+            model, task, cache=None, co2_tracker=False, show_progress_bar=False
+        ).task_results
+        with tempfile.TemporaryDirectory() as folder:
+            found.to_disk(Path(folder) / "result.json")
+            whole = json.loads((Path(folder) / "result.json").read_text())
+        figure = Figure(self.task, 100 * found.get_score(), percent=True, averaged="MTEB")
+        note = f"{self.task}: main score x 100 of MTEB {mteb.__version__} ({task.metadata.type})."
+        return Result([figure], (note,), (("mteb", whole),))
+
+
+class _Model:
+    """The encoder as MTEB asks it."""
+
+    def __init__(self, tested: Tested) -> None:
+        from mteb.models import ModelMeta
+
+        self.mteb_model_meta = ModelMeta.create_empty()
+        self._tested = tested
+
+    def encode(
+        self, inputs: Iterable[dict[str, Any]], *, prompt_type: Any = None, **others: Any
+    ) -> np.ndarray:
+        texts = [text for batch in inputs for text in batch["text"]]
+        kinds: dict[str, Kind] = {"query": "query", "document": "document"}
+        kind = kinds.get(getattr(prompt_type, "value", prompt_type) or "")
+        return self._tested.encode(texts, kind)
+
+    def similarity(self, one: Any, other: Any) -> Any:
+        import torch
+
+        return torch.as_tensor(one) @ torch.as_tensor(other).T
+
+    def similarity_pairwise(self, one: Any, other: Any) -> Any:
+        import torch
+
+        return (torch.as_tensor(one) * torch.as_tensor(other)).sum(-1)

@@ -1,0 +1,61 @@
+"""Pictures of the report page: what they are drawn of."""
+
+import itertools
+
+import numpy as np
+
+from pipeline.report import pictures
+from pipeline.report.figures import Results
+from stages.contract import EncoderLabel, Figure, Measurement
+from stages.evaluate.resampling import Items
+
+AFTER, TEACHER = EncoderLabel("after", "after"), EncoderLabel("teacher", "t")
+
+
+def drawn(monkeypatch):
+    """What is saved, as figures."""
+    found = []
+    monkeypatch.setattr(pictures, "svg_text", lambda figure: found.append(figure) or "<svg>")
+    return found
+
+
+def test_similarities_stand_in_groups_of_gold_score(monkeypatch):
+    """Medians of the violins, against the rows of each fifth of the scores."""
+    random = np.random.default_rng(0)
+    gold = random.uniform(0, 5, 200)
+    values = {
+        AFTER: np.stack([gold / 5 + 0.1 * random.standard_normal(200), gold], 1),
+        TEACHER: np.stack([random.random(200), gold], 1),
+    }
+    items = {label: {"A": [Items("spearman", x)], "MRR": [Items("mean", x[:, 0])]}
+             for label, x in values.items()}  # fmt: skip
+    monkeypatch.setattr(pictures, "items_of", lambda *_: items)
+    figures = drawn(monkeypatch)
+    results = Results([Measurement(label, [Figure("A", 1.0)]) for label in items], [], {})
+    assert pictures.by_gold_score(None, results) == "<svg>"
+    (axes,) = figures[0].axes
+    edges = np.linspace(gold.min(), gold.max(), 6)
+    names = [text.get_text() for text in axes.get_xticklabels()]
+    assert names[0] == f"{edges[0]:.3g} to {edges[1]:.3g}" and len(names) == 5
+    lines = [c for c in axes.collections if hasattr(c, "get_segments")]
+    medians = [line.get_segments()[0][0, 1] for line in lines]
+    expected = []
+    for label in (TEACHER, AFTER):  # the table's order
+        for low, high in itertools.pairwise(edges):
+            rows = (gold >= low) & ((gold < high) | (high == edges[-1]))
+            expected.append(np.median(values[label][rows, 0]))
+    np.testing.assert_allclose(medians, expected)
+
+
+def test_agreement_is_drawn_by_band(monkeypatch):
+    parts = {"nearest 1%": 10.0, "next 9%": 20.0, "other 90%": 30.0, "teacher t": 5.0}
+    figures = drawn(monkeypatch)
+    results = Results([Measurement(AFTER, [Figure("agreement", 40.0, parts=parts)])], [], {})
+    assert pictures.by_band(results) == "<svg>"
+    heights = [bar.get_height() for bar in figures[0].axes[0].patches]
+    assert heights == [10.0, 20.0, 30.0]
+
+
+def test_nothing_is_drawn_of_nothing(monkeypatch):
+    monkeypatch.setattr(pictures, "items_of", lambda *_: {})
+    assert pictures.pictures(None, Results([], [], {})) == []
