@@ -231,13 +231,17 @@ class Recipe(Extensible):
         if retrieval and not self.sentences.holdout_pairs:
             raise ValueError(
                 "evaluate.retrieval needs held-out pairs: set sentences.holdout_pairs, with "
-                "sentences.source: python-docs or sentences.columns"
+                "sentences.source: python-docs, sentences.columns or sentences.split_sentences"
             )
-        if retrieval and retrieval.kind != ("columns" if columns else "python-docs"):
-            pairs = "pairs of a table" if columns else "documented functions"
+        kind = "python-docs"
+        if self.sentences.holds_out_pairs:
+            kind = "columns" if columns else "first-sentence"
+        if retrieval and retrieval.kind != kind:
+            pairs = {"python-docs": "documented functions", "columns": "pairs of a table",
+                     "first-sentence": "texts with their first sentences"}[kind]  # fmt: skip
             raise ValueError(
                 f"evaluate.retrieval.kind is {retrieval.kind}, but what `sentences` holds out is "
-                f"{pairs}: set kind: {'columns' if columns else 'python-docs'}"
+                f"{pairs}: set kind: {kind}"
             )
         self._check_kinds()
         dev = self.train.dev

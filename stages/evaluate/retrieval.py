@@ -21,11 +21,12 @@ class RetrievalSettings(Evaluation):
 
     two_sided = True
 
-    kind: Literal["python-docs", "columns"] = Field(
+    kind: Literal["python-docs", "columns", "first-sentence"] = Field(
         "python-docs",
         description="What the stage `sentences` held out. python-docs: documented functions, a "
         "summary line and a description. columns: pairs of a table (`sentences.columns`); queries "
-        "and documents have the prompts of their kinds.",
+        "and documents have the prompts of their kinds. first-sentence: texts that are split; the "
+        "first sentence is to find the rest.",
     )
     num_pairs: int = Field(1000, ge=2, description="Most pairs to use.")
 
@@ -46,6 +47,9 @@ class RetrievalSettings(Evaluation):
         if self.kind == "python-docs":
             what = "a held-out function's description from its summary line"
             return score_retrieval(rows["summary"], rows["description"], tested, what)
+        if self.kind == "first-sentence":
+            what = "the rest of a held-out text from its first sentence"
+            return score_retrieval(rows["query"], rows["document"], tested, what)
         documents = tested.encode_documents or tested.encode
         tested = replace(
             tested,

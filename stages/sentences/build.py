@@ -62,7 +62,7 @@ def build_sentences(
         records, holdout = read_python_docs(settings)
     else:
         records = read_records(settings)
-    pairs = HeldOut(settings) if settings.columns else None
+    pairs = HeldOut(settings) if settings.holds_out_pairs else None
     rejects = _Rejects(settings.max_rejects_kept)
     num_read = 0
     with tempfile.TemporaryDirectory(prefix="sentray-sentences-") as folder:
@@ -73,8 +73,8 @@ def build_sentences(
             for kind, cell in zip(settings.kinds, cells, strict=False):
                 for sentence in _clean(cell, settings, rejects):
                     buckets.add(sentence, kind)
-            if pairs is not None and not isinstance(row, Reject):
-                pairs.see(*row)
+            if pairs is not None:
+                pairs.see(row)
         held = pairs.sentences() if pairs else set()
         kept = 0
         rows: list[tuple[str, Kind | None]] = []

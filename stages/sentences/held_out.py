@@ -1,10 +1,11 @@
-"""Pairs of a table (a query, and the document that answers it) that are kept out of training.
+"""Pairs of a query and the document that answers it that are kept out of training.
 
-Which pairs depends on the *set* of pairs and the seed alone: by BLAKE2b(seed, query), the least
-first, with distinct queries and distinct documents. So the table is read twice: nobody knows the
-least before the end.
+Those of two columns of a table; of texts that are split, the first sentence and the rest. Which
+ones depends on the *set* of pairs and the seed alone: by BLAKE2b(seed, query), the least first,
+with distinct queries and distinct documents. So the source is read twice: nobody knows the least
+before the end.
 
-Memory: 16 bytes for every pair of the table, and the text of those that are held out.
+Memory: 16 bytes for every pair, and the text of those that are held out.
 """
 
 import hashlib
@@ -15,11 +16,11 @@ import numpy as np
 from stages.errors import UserError
 from stages.sentences.cleaning import cleaned, fault_of, pieces_of
 from stages.sentences.settings import SentencesSettings
-from stages.sentences.sources import Reject, read_records
+from stages.sentences.sources import Reject, Row, read_records
 
 
 class HeldOut:
-    """The held-out pairs of a table; `see` every pair of it, then ask.
+    """The held-out pairs; `see` every row of the source, then ask.
 
     Raises:
         UserError: as `read_records`, or there are fewer pairs than asked for.
@@ -29,14 +30,16 @@ class HeldOut:
         self._settings = settings
         self._chosen = self._choose() if settings.holdout_pairs else {}
         self._found: dict[int, tuple[str, str]] = {}
+        self._sentences: set[str] = set()
 
-    def see(self, query: str, document: str) -> None:
-        """Keeps the pair, as it is in the table, if it is one of the chosen."""
-        if self._chosen:
-            pair = self._clean(query, document)
-            keys = self._key(pair[0]), self._key(pair[1])
-            if self._chosen.get(keys[0]) == keys[1]:
-                self._found[keys[0]] = pair
+    def see(self, row: Row) -> None:
+        """Keeps the row's pair if it is one of the chosen."""
+        pair = self._pair(row) if self._chosen else None
+        if pair is not None and self._chosen.get(self._key(pair[0])) == self._key(pair[1]):
+            self._found[self._key(pair[0])] = pair
+            texts = {*pair, *self._cells(row)}
+            self._sentences |= texts
+            self._sentences |= {p for text in texts for p in pieces_of(text, self._settings)}
 
     @property
     def pairs(self) -> list[dict[str, str]]:
@@ -46,15 +49,14 @@ class HeldOut:
 
     def sentences(self) -> set[str]:
         """What must not be trained on: the texts of all pairs, and the sentences in them."""
-        texts = {text for pair in self._found.values() for text in pair}
-        return texts | {piece for text in texts for piece in pieces_of(text, self._settings)}
+        return self._sentences
 
     def _choose(self) -> dict[int, int]:
         """Keys of the chosen documents, by those of their queries."""
         columns = array("Q"), array("Q")
         for row in read_records(self._settings):
-            pair = () if isinstance(row, Reject) else self._clean(*row)
-            if pair and all(self._may_be(text) for text in pair):
+            pair = self._pair(row)
+            if pair is not None and all(self._may_be(text) for text in pair):
                 for column, text in zip(columns, pair, strict=True):
                     column.append(self._key(text))
         queries, documents = (np.frombuffer(column, np.uint64) for column in columns)
@@ -64,15 +66,24 @@ class HeldOut:
         asked = self._settings.holdout_pairs
         if len(order) < asked:
             names = " and ".join(f"'{name}'" for name in self._settings.text_columns)
+            what = f"pairs of {names}" if self._settings.columns else "texts of several sentences"
             raise UserError(
                 f"sentences.holdout_pairs is {asked}, but there are only {len(order)} distinct "
-                f"pairs of {names} with nothing that is dropped; lower it or give more text"
+                f"{what} with nothing that is dropped; lower it or give more text"
             )
         order = order[:asked]
         return dict(zip(queries[order].tolist(), documents[order].tolist(), strict=True))
 
-    def _clean(self, query: str, document: str) -> tuple[str, str]:
-        return cleaned(query, self._settings), cleaned(document, self._settings)
+    def _pair(self, row: Row) -> tuple[str, str] | None:
+        """Query and document, cleaned; None where a row has none."""
+        texts = self._cells(row)
+        if self._settings.columns is not None:
+            return (texts[0], texts[1]) if texts else None
+        first, *rest = pieces_of(texts[0], self._settings) if texts else [""]
+        return (first, " ".join(rest)) if rest else None
+
+    def _cells(self, row: Row) -> list[str]:
+        return [] if isinstance(row, Reject) else [cleaned(cell, self._settings) for cell in row]
 
     def _may_be(self, text: str) -> bool:
         # what is split is judged in pieces, and tested whole

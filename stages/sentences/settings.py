@@ -45,7 +45,8 @@ class SentencesSettings(Settings):
         0,
         ge=0,
         description="python-docs: number of documented functions to keep out of training, for the "
-        "retrieval test. With `columns`: number of pairs, for the same.",
+        "retrieval test. With `columns`: number of pairs, for the same; with split_sentences: "
+        "number of texts, whose first sentence is to find the rest.",
     )
     holdout: int | None = added(
         None,
@@ -88,8 +89,11 @@ class SentencesSettings(Settings):
             raise ValueError("give exactly one of: path, dataset, source: python-docs")
         if self.columns is not None:
             self._check_columns(self.columns)
-        elif self.holdout_pairs and self.source != "python-docs":
-            raise ValueError("holdout_pairs is for source: python-docs, and for `columns`")
+        elif self.holds_out_pairs and not self.split_sentences:
+            raise ValueError(
+                "holdout_pairs is for source: python-docs, for `columns`, and for texts that are "
+                "split (split_sentences: true)"
+            )
         return self
 
     def _check_columns(self, columns: Columns) -> None:
@@ -99,6 +103,11 @@ class SentencesSettings(Settings):
             raise ValueError("column and columns name the same thing; leave one out")
         if columns.query == columns.document:
             raise ValueError(f"columns: both are '{columns.query}'; use `column` for a single one")
+
+    @property
+    def holds_out_pairs(self) -> bool:
+        """Whether pairs of the source's own texts are held out."""
+        return bool(self.holdout_pairs) and self.source != "python-docs"
 
     @property
     def kinds(self) -> tuple[Kind | None, ...]:

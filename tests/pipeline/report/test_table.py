@@ -55,6 +55,25 @@ def test_intervals_stand_below_and_notes_come_once():
     assert lines[-1] == "STS: Spearman x 100."
 
 
+def test_what_differs_clearly_is_marked_on_either_side():
+    limits = {"above": (0.1, 2.0), "below": (-2.0, -0.1), "alike": (-0.1, 2.0)}
+    teachers = {name: EncoderLabel("teacher", name) for name in limits}
+    rows = [Measurement(label, [sts("A", 5.0)]) for label in (*teachers.values(), AFTER)]
+    apart = [
+        Measurement(teachers[name], [Figure("A", 1.0, interval=ends)])
+        for name, ends in limits.items()
+    ]
+    lines = results_table(Results(rows, [], {}, differences=apart)).splitlines()
+    assert [line.rsplit(maxsplit=1)[-1] for line in lines[2:6]] == [
+        "5.00*",
+        "5.00*",
+        "5.00",
+        "5.00",
+    ]
+    assert lines[-1].startswith("* differs from student after")
+    assert "*" not in results_table(Results(rows, [], {}))
+
+
 def test_what_is_no_number_is_shown_as_such():
     lines = table_of(Measurement(AFTER, [sts("A", math.nan), sts("B", 1.0)]))
     assert lines[2].split()[2:] == ["nan", "1.00", "nan"]

@@ -163,7 +163,7 @@ def test_a_kind_of_which_nothing_is_left_and_a_text_without_columns(tmp_path):
         ({"columns": COLUMNS, "column": "body"}, "column and columns name the same thing"),
         ({"columns": {"query": "a", "document": "a"}}, "both are 'a'"),
         ({"columns": COLUMNS, "path": None, "source": "python-docs"}, "columns are of a table"),
-        ({"holdout_pairs": 3}, "holdout_pairs is for source: python-docs, and for `columns`"),
+        ({"holdout_pairs": 3}, "holdout_pairs is for .* that are split"),
     ],
 )
 def test_settings_that_do_not_go_together(options, message):

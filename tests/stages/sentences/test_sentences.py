@@ -148,6 +148,27 @@ def test_texts_are_split_into_sentences(tmp_path):
     assert sorted(texts) == ["Dr. Smith reads a book.", "The cat sleeps under a tree!"]
 
 
+def test_first_sentences_are_held_out_with_the_rest_of_their_texts(tmp_path):
+    shared = "Every text ends with this sentence."
+    several = [f"This is text {n}. It goes on with {n}. {shared}" for n in range(30)]
+    single = [f"A text of one sentence, number {n}." for n in range(20)]
+    (tmp_path / "a.txt").write_text("\n".join([*several, *single]) + "\n")
+    split = dict(path=str(tmp_path / "a.txt"), split_sentences=True)
+    texts, _, files = build(**split, holdout_pairs=7)
+    held = pq.read_table(io.BytesIO(files["holdout.parquet"])).to_pylist()
+    assert len(held) == 7
+    assert {f"{one['query']} {one['document']}" for one in held} <= set(several)
+    gone = {piece for one in held for piece in (one["query"], one["document"].split(". ")[0] + ".")}
+    assert len(gone) == 14 and not (gone | {shared}) & set(texts)
+    # the other texts' sentences, and those that are alone
+    assert len(texts) == 2 * 23 + 20
+    (tmp_path / "b.txt").write_text("\n".join([*single, *several[::-1]]) + "\n")
+    split["path"] = str(tmp_path / "b.txt")
+    assert build(**split, holdout_pairs=7)[0] == texts
+    with pytest.raises(UserError, match="only 30 distinct texts of several sentences"):
+        build(**split, holdout_pairs=31)
+
+
 def test_held_out_documentation_never_reaches_the_training_text():
     texts, _, files = build(
         source="python-docs", packages=["numpy"], split_sentences=True, holdout_pairs=200
