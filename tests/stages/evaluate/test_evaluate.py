@@ -1,6 +1,7 @@
 """Evaluation against SciPy, slow twins, and the figures known for MiniLM."""
 
 import io
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from stages.errors import UserError
 from stages.evaluate import base
 from stages.evaluate.geometry import GeometrySettings, alignment, score_geometry, uniformity
 from stages.evaluate.resampling import Items, interval
-from stages.evaluate.retrieval import score_retrieval
+from stages.evaluate.retrieval import RetrievalSettings, score_retrieval
 from stages.evaluate.sets import StsSettings, load_sts
 from stages.evaluate.sts import score_sts, spearman
 from stages.rows import unit_rows
@@ -237,3 +238,27 @@ def test_alignment_and_uniformity_equal_their_slow_twins(seed):
     both = [*u, *v]
     pairs = [np.exp(-2 * (x - y) @ (x - y)) for i, x in enumerate(both) for y in both[:i]]
     assert uniformity(np.array(both)) == pytest.approx(np.log(np.mean(pairs)), rel=1e-11)
+
+
+def test_a_texts_first_sentence_finds_its_rest(tmp_path):
+    """Without prompts of kinds, among the rests of all held-out texts."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pairs = [{"query": f"q{n}", "document": f"d{n}"} for n in range(4)]
+    pq.write_table(pa.Table.from_pylist(pairs), tmp_path / "holdout.parquet")
+    artifact = SimpleNamespace(file_path=tmp_path.joinpath)
+    work = SimpleNamespace(input=lambda _: artifact, say=lambda _: None)
+
+    def encode(texts, kinds=None):
+        assert kinds is None
+        # q0 and q1 are nearest to their own documents, q2 to d3, q3 to d2
+        places = {"q2": 3, "q3": 2}
+        return np.eye(4, dtype=np.float32)[[places.get(t, int(t[1])) for t in texts]]
+
+    test = RetrievalSettings(kind="first-sentence")
+    found = {f.name: f.value for f in test.score(base.Tested(encode, None), work).figures}
+    # the right one of q2 and q3 ties with all others but the first, and comes last
+    assert found == pytest.approx(
+        {"MRR@10": 100 * (1 + 1 + 0.25 + 0.25) / 4, "R@1": 50, "R@10": 100}
+    )
