@@ -11,7 +11,7 @@ from pipeline.report.plots import colours, new_figure, svg_text
 from pipeline.report.table import results_table
 
 STYLE = (
-    "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;"
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem;"
     "color:#222}pre{background:#f5f5f5;padding:1rem;overflow-x:auto;font-size:13px}"
     "svg{max-width:100%;height:auto}h1,h2{line-height:1.2}"
 )
@@ -22,11 +22,16 @@ def write_report(plan: Plan, results: Results, record: str) -> None:
     parts = [f"<h2>What was gained</h2>{_bars(results)}"]
     for title, picture in pictures(plan.store, results):
         parts.append(f"<h2>{title}</h2>{picture}")
+    told: dict[str, list[tuple[str, str | list[dict[str, Any]]]]] = {}
     for name, planned in plan.nodes.items():
         if planned.node.recipe == plan.recipe.name and plan.store.manifest(planned.folder):
             artifact = plan.store.open(planned.folder, name)
             for title, body in planned.node.stage.report(artifact).items():
-                parts.append(f"<h2>{html.escape(title)}</h2>{_body(body)}")
+                told.setdefault(title, []).append((name, body))
+    for title, several in told.items():
+        for name, body in several:
+            which = f", {name}" if len(several) > 1 else ""
+            parts.append(f"<h2>{html.escape(title + which)}</h2>{_body(body)}")
     lines = [f"{name}: {folder}" for name, folder in results.artifacts.items()]
     page = f"""<!doctype html><html lang="en"><meta charset="utf-8">
 <title>{plan.recipe.name}</title><style>{STYLE}</style>
@@ -86,8 +91,9 @@ def _curves(history: list[dict[str, Any]]) -> str:
     dev = [(row["step"], row["dev_spearman"]) for row in history if "dev_spearman" in row]
     if dev:
         other = axes.twinx()
-        other.plot(*zip(*dev, strict=True), color="#d95f02", marker="o", label="dev")
-        other.set_ylabel("dev Spearman x 100")
+        what = "agreement" if "dev/agreement" in history[-1] else "dev Spearman"
+        other.plot(*zip(*dev, strict=True), color="#d95f02", marker="o", label=what)
+        other.set_ylabel(f"{what} x 100")
         other.spines[["top"]].set_visible(False)
     figure.legend(loc="outside upper center", ncols=2, frameon=False)
     return svg_text(figure)
