@@ -19,7 +19,7 @@ class Remembered:
         self._known: dict[tuple[str, Kind | None], np.ndarray] = {}
 
     def __call__(self, texts: Sequence[str], kinds: Kinds = None) -> np.ndarray:
-        if not texts:
+        if not 0 < len(texts) <= MOST:  # a corpus is not copied
             return self._encode(texts, kinds)
         keys = list(zip(texts, kind_of_each(kinds, len(texts)), strict=True))
         missing = list(dict.fromkeys(key for key in keys if key not in self._known))
@@ -29,8 +29,5 @@ class Remembered:
             vectors = self._encode([text for text, _ in missing], given)
             found = dict(zip(missing, vectors, strict=True))
         known = self._known | found
-        if len(known) <= MOST:
-            self._known = known
-        else:
-            self._known = found if len(found) <= MOST else {}
+        self._known = known if len(known) <= MOST else found
         return np.stack([known[key] for key in keys])
