@@ -158,7 +158,7 @@ class SearchSettings(Settings):
     sampling_seed: Seed = Field(0, description="Seed of random and tpe.")
     metric: str = Field(
         "dev_spearman",
-        description="What to optimise: dev_spearman, dev/NAME (one set; dev/agreement where the "
+        description="What to optimise: dev_spearman, dev/NAME (one set; 'dev/near pairs' where the "
         "checkpoint is chosen by agreement with the teachers), or loss.",
     )
     direction: Literal["maximum", "minimum"] | None = Field(

@@ -91,7 +91,7 @@ def _curves(history: list[dict[str, Any]]) -> str:
     dev = [(row["step"], row["dev_spearman"]) for row in history if "dev_spearman" in row]
     if dev:
         other = axes.twinx()
-        what = "agreement" if "dev/agreement" in history[-1] else "dev Spearman"
+        what = "near pairs" if "dev/near pairs" in history[-1] else "dev Spearman"
         other.plot(*zip(*dev, strict=True), color="#d95f02", marker="o", label=what)
         other.set_ylabel(f"{what} x 100")
         other.spines[["top"]].set_visible(False)

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 NEIGHBOURS = 10
 # Shares of all pairs, from the teachers' nearest on. Shares and not similarities, as the pairs of
 # some teachers all have a cosine above 0.7.
-BANDS = {"nearest 1%": (0.0, 0.01), "next 9%": (0.01, 0.1), "other 90%": (0.1, 1.0)}
+NEAREST = "nearest 1%"
+BANDS = {NEAREST: (0.0, 0.01), "next 9%": (0.01, 0.1), "other 90%": (0.1, 1.0)}
 
 
 class AgreementTest(Evaluation):
@@ -106,7 +107,7 @@ def score_agreement(
             "agreement", 100 * pair_spearman(student_NN, teacher_NN), percent=True, parts=parts,
             interval=jackknife_interval(student_NN, teacher_NN),
         ),
-        Figure("near pairs", bands["nearest 1%"], percent=True),
+        Figure("near pairs", bands[NEAREST], percent=True),
     ]  # fmt: skip
     rows = row_measures(student_NN, teacher_NN, NEIGHBOURS)
     figures += mean_figures("", rows)
@@ -134,14 +135,18 @@ def pair_spearman(student_NN: np.ndarray, teacher_NN: np.ndarray) -> float:
 def band_spearmans(student_NN: np.ndarray, teacher_NN: np.ndarray) -> dict[str, float]:
     """Spearman x 100 within BANDS of the teachers' similarity."""
     student, teacher = of_pairs(student_NN), of_pairs(teacher_NN)
-    order = np.argsort(-teacher, kind="stable")
-    places = {
+    return {
+        name: 100 * spearman(student[pairs], teacher[pairs])
+        for name, pairs in pairs_of_bands(teacher).items()
+    }
+
+
+def pairs_of_bands(teacher_P: np.ndarray) -> dict[str, np.ndarray]:
+    """Which of P pairs are in each band of the teachers' similarities (P,)."""
+    order = np.argsort(-teacher_P, kind="stable")
+    return {
         name: order[round(first * len(order)) : round(last * len(order))]
         for name, (first, last) in BANDS.items()
-    }
-    return {
-        name: 100 * spearman(student[pairs], teacher[pairs]) if len(pairs) > 1 else float("nan")
-        for name, pairs in places.items()
     }
 
 

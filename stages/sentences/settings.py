@@ -12,6 +12,7 @@ from stages.settings import Settings, added, execution
 
 # Similarities of all pairs of these are in memory together, 8 bytes each and some copies: 1 GiB
 MOST_HELD_OUT = 4000
+LEAST_HELD_OUT = 25  # of whose 300 pairs three are the nearest 1%
 SourceKind = Literal["text", "parquet", "jsonl", "csv", "tsv", "dataset", "python-docs"]
 SUFFIXES: dict[str, SourceKind] = {
     ".txt": "text", ".gz": "text", ".parquet": "parquet", ".jsonl": "jsonl",
@@ -87,6 +88,11 @@ class SentencesSettings(Settings):
         given = [self.path is not None, self.dataset is not None, self.source == "python-docs"]
         if sum(given) != 1:
             raise ValueError("give exactly one of: path, dataset, source: python-docs")
+        if self.holdout is not None and 0 < self.holdout < LEAST_HELD_OUT:
+            raise ValueError(
+                f"holdout {self.holdout}: fewer than {LEAST_HELD_OUT} sentences say nothing about "
+                "agreement; raise it, or set 0"
+            )
         if self.columns is not None:
             self._check_columns(self.columns)
         elif self.holds_out_pairs and not self.split_sentences:

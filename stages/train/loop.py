@@ -121,9 +121,9 @@ class Training:
                 if evaluate:
                     row |= self._evaluate()
                 if self.is_over and self._agreement is not None:
-                    known = row.get("dev/agreement") if self._dev is self._agreement else None
-                    agreed = self._agreement.score() if known is None else known
-                    row["agreement"] = float(np.nan_to_num(agreed))
+                    if self._dev is not self._agreement:
+                        self._agreement.scores()
+                    row["agreement"] = float(np.nan_to_num(self._agreement.agreement))
                 progress.history.append(row)
                 self.tokens += window.tokens
                 self.positions += window.positions

@@ -150,11 +150,10 @@ def _training_line(row: dict[str, Any]) -> str:
         f"{row['seconds_per_step']:.2f} s/step  {row['tokens_per_second']:,.0f} tokens/s  "
         f"peak {row['peak_memory_gib']:.1f} GiB  ETA {clock(left)}"
     )
-    agreement = "agreement with its teachers"
     if "dev_spearman" in row:
         score = row["dev_spearman"]
-        text += f"  {agreement if 'dev/agreement' in row else 'dev Spearman'} {score:.2f}"
+        text += f"  {'near pairs' if 'dev/near pairs' in row else 'dev Spearman'} {score:.2f}"
         text += " (no number, never chosen)" * math.isnan(score)
-    if "agreement" in row and "dev/agreement" not in row:
-        text += f"  {agreement} {row['agreement']:.2f}"
+    if "agreement" in row:
+        text += f"  agreement with its teachers {row['agreement']:.2f}"
     return text

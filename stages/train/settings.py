@@ -211,7 +211,8 @@ class DevSettings(Settings):
     sts: list[StsSettings] = Field(
         [],
         description="STS sets. The checkpoint with the best mean over them is the result. None: "
-        "the one that agrees best with its teachers on held-out sentences (`sentences.holdout`).",
+        "the one that agrees best with its teachers on held-out sentences (`sentences.holdout`), "
+        "on the 1% of their pairs that are nearest.",
     )
     every_steps: int = Field(125, ge=1, description="Steps between evaluations.")
     patience: int | None = Field(
@@ -228,7 +229,7 @@ class DevSettings(Settings):
     @property
     def measures(self) -> list[str]:
         """Names of what it measures."""
-        return [one.name for one in self.sts] or ["agreement"]
+        return [one.name for one in self.sts] or ["near pairs"]
 
     def check(self) -> None:
         """Reads the sets that are files."""
