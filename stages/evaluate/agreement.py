@@ -112,14 +112,14 @@ def score_agreement(
     rows = row_measures(student_NN, teacher_NN, NEIGHBOURS)
     figures += mean_figures("", rows)
     num_pairs = len(vectors_ND) * (len(vectors_ND) - 1) // 2
-    note = (
-        f"Agreement with the teachers on {len(vectors_ND):,} sentences kept from training, x 100: "
-        f"Spearman of all {num_pairs:,} pairs' similarities, and of the nearest 1% (near pairs). "
-        "Of each sentence's similarities to all others: Kendall's tau-b; NDCG@10, the teachers' as "
-        "gains; share of the teachers' ten nearest among the student's (nearest 10)."
+    notes = (
+        f"Agreement with the teachers, x 100, on {len(vectors_ND):,} sentences kept from training: "
+        f"Spearman over all {num_pairs:,} pairs.",
+        "Near pairs: over the nearest 1% of them. Kendall, NDCG@10, nearest 10: each sentence's order "
+        "of all others.",
     )
     facts = (("num_sentences", len(vectors_ND)),)
-    return Result(figures, (note,), facts, mean_items("", rows))
+    return Result(figures, notes, facts, mean_items("", rows))
 
 
 def of_pairs(matrix_NN: np.ndarray) -> np.ndarray:
