@@ -115,8 +115,8 @@ def score_agreement(
     notes = (
         f"Agreement with the teachers, x 100, on {len(vectors_ND):,} sentences kept from training: "
         f"Spearman over all {num_pairs:,} pairs.",
-        "Near pairs: over the nearest 1% of them. Kendall, NDCG@10, nearest 10: each sentence's order "
-        "of all others.",
+        "Near pairs: over the nearest 1% of them. Kendall, NDCG@10, nearest 10: each sentence's "
+        "order of all others.",
     )
     facts = (("num_sentences", len(vectors_ND)),)
     return Result(figures, notes, facts, mean_items("", rows))
