@@ -27,6 +27,7 @@ NOT_SEARCHED = {
     "name": "it names the recipe",
     "storage": "all trials share one",
     "train.seed": "name several `search.seeds`",
+    "train.seeds": "name several `search.seeds`",
 }
 KINDS = ("grid", "choice", "uniform", "loguniform", "integer", "tied")
 

@@ -54,6 +54,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     from pipeline.compare.models import evaluate_models
     from pipeline.compare.tests import read_tests
 
+    _check_json(options.json)
     tests = read_tests(options.on, options.max_length)
 
     def out(line: str) -> None:
@@ -67,6 +68,7 @@ def _evaluate(options: argparse.Namespace) -> int:
 def _compare(options: argparse.Namespace) -> int:
     from pipeline.compare.runs import compare_runs
 
+    _check_json(options.json)
     if len(options.run) < 2:
         raise UserError("compare: name two runs at least; `sentray show` is for one")
     return _shown(compare_runs(options.run, options.storage), options.json)
@@ -79,8 +81,18 @@ def _shown(results: "Results", file: str | None) -> int:
     if told := differences_text(results):
         print(f"\n{told}")
     if file is not None:
+        Path(file).write_text(results.json())
+    return 0
+
+
+def _check_json(file: str | None) -> None:
+    """Before anything is computed.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    if file is not None:
         try:
-            Path(file).write_text(results.json())
+            Path(file).open("a").close()
         except OSError as error:
             raise UserError(f"--json {file}: cannot be written ({error.strerror})") from None
-    return 0

@@ -39,6 +39,10 @@ def evaluate_models(
         UserError: there is no such model, or two that would have one name; a test set is bad.
     """
     store = ArtifactStore(storage)
+    left_out = [test.title for test in tests.tests if test.reads]
+    left_out += [f"baseline {one.name}" for one in tests.baselines]
+    if left_out:
+        out(f"left out, as they need a recipe: {', '.join(left_out)}")
     nodes = [node for model in models for node in _nodes(model, tests, store, pooling)]
     by_name = {node.name: node for node in nodes}
     if len(by_name) < len(nodes):

@@ -35,7 +35,6 @@ def read_tests(files: list[str], max_length: int | None = None) -> EvaluateSetti
     if "evaluate" in document.raw:
         document = document.split("evaluate")
     whole: dict[str, Any] = dict(document.raw or {})
-    whole.pop("retrieval", None)  # among what a recipe's sentences hold out
     for file in files:
         if file not in recipes:
             whole.setdefault(_kind_of(file), []).append({"name": Path(file).stem, "path": file})

@@ -134,9 +134,9 @@ def collect_from(
     seeds = dict.fromkeys(one.encoder.seed for several in found.values() for one, _ in several)
     seeds.pop(None, None)
     if seeds:
-        notes[
-            f"student after: mean and standard deviation of seeds {', '.join(map(str, seeds))}."
-        ] = None
+        named, first = ", ".join(map(str, seeds)), next(iter(seeds))
+        notes[f"student after: mean and standard deviation of seeds {named}; all else of the "
+              f"student is seed {first}'s."] = None  # fmt: skip
     return Results(measurements, list(notes), dict(folders), sources)
 
 

@@ -233,6 +233,14 @@ def test_what_cannot_be_tested(sentray, sts, tmp_path, teacher_folder, on, messa
     )
 
 
+def test_a_file_that_cannot_be_written_is_said_first(sentray, sts, teacher_folder, monkeypatch):
+    monkeypatch.setattr(Evaluate, "load", lambda *_: pytest.fail("it was computed"))
+    told = sentray("evaluate", teacher_folder, *ON, sts, "--json", "/nowhere/x.json", code=2)
+    assert "--json /nowhere/x.json: cannot be written" in told
+    told = sentray("evaluate", teacher_folder, *ON, sts, "--storage", "/proc/nothing", code=2)
+    assert "storage '/proc/nothing': cannot be read or written" in told
+
+
 @pytest.mark.parametrize(
     ("models", "message"),
     [
@@ -247,6 +255,17 @@ def test_models_that_are_not_there(sentray, sts, teacher_folder, models, message
     models = [str(teacher_folder) if one.isupper() else one for one in models]
     told = sentray("evaluate", *models, *pooling, "--on", sts, code=2)
     assert message in told and "Traceback" not in told
+
+
+def test_what_needs_a_recipe_is_left_out_and_named(tmp_path, sts, teacher_folder):
+    (tmp_path / "tests.yaml").write_text(
+        "evaluate:\n  retrieval: {num_pairs: 5}\n  baselines: [{name: words, words: w.txt}]\n"
+        f"  sts: [{{name: own, path: {sts}}}]\n"
+    )
+    tests, said = read_tests([str(tmp_path / "tests.yaml")], 48), []
+    results = evaluate_models([str(teacher_folder)], tests, str(tmp_path), said.append, "mean")
+    assert said[0] == "left out, as they need a recipe: retrieval, baseline words"
+    assert set(results.columns) == {"layers", "MB", "own"}
 
 
 def test_a_runs_student_is_found_by_its_name(storage, sentray, sts):
