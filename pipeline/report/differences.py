@@ -11,8 +11,6 @@ from stages.contract import EncoderLabel, Figure, Measurement
 from stages.evaluate.resampling import Items, interval, read_items
 
 NUM_RESAMPLES = 1000
-
-
 # Items of a figure, for each seed
 Several = Sequence[Items]
 
@@ -27,10 +25,13 @@ def with_differences(store: ArtifactStore, results: Results) -> Results:
 def items_of(store: ArtifactStore, results: Results) -> dict[EncoderLabel, dict[str, Several]]:
     """What the figures of each encoder were computed from, where that was kept."""
     items: dict[EncoderLabel, dict[str, list[Items]]] = {}
-    for measurement, folders in zip(results.measurements, results.sources, strict=True):
-        for known in (read_items(store.open(folder)) for folder in folders):
-            for name, one in known.items():
-                items.setdefault(measurement.encoder, {}).setdefault(name, []).append(one)
+    measured = zip(results.measurements, results.sources, strict=True)
+    # each folder once: several measurements may be of one
+    for label, folder in dict.fromkeys(
+        (m.encoder, one) for m, several in measured for one in several
+    ):
+        for name, one in read_items(store.open(folder)).items():
+            items.setdefault(label, {}).setdefault(name, []).append(one)
     return {label: dict(known) for label, known in items.items()}
 
 
