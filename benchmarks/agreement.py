@@ -15,11 +15,10 @@ import statistics
 from collections.abc import Sequence
 from functools import partial
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import torch
-from student_quality import METHODS, RECIPE, Figures, Kept, prepared, spearmans, student_of
+from student_quality import METHODS, RECIPE, Figures, Kept, parsed, prepared, spearmans, student_of
 
 from pipeline.plan.plan import Plan, make_plan
 from pipeline.recipe.read import load_recipe
@@ -35,11 +34,7 @@ LABELLED = "mean", "STS-B dev"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=240)
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--storage", default="runs")
-    parser.add_argument("--kept", type=Path, default="benchmarks/agreement.jsonl")
-    options = parser.parse_args()
+    options = parsed(parser, "benchmarks/agreement.jsonl")
     torch.set_num_threads(1)
     shared = [*prepared(options.steps, options.batch_size, options.storage),
               f"sentences.holdout={NUM_HELD}"]  # fmt: skip

@@ -118,14 +118,19 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--layers", nargs="+", default=["[0, 1, 2]", "3", "2"])
-    parser.add_argument("--steps", type=int, default=240)
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--storage", default="runs")
-    parser.add_argument("--kept", type=Path, default="benchmarks/student_quality.jsonl")
-    options = parser.parse_args()
+    options = parsed(parser, "benchmarks/student_quality.jsonl")
     torch.set_num_threads(1)
     shared = prepared(options.steps, options.batch_size, options.storage)
     table(options, shared, Kept(options.kept))
+
+
+def parsed(parser: argparse.ArgumentParser, kept: str) -> argparse.Namespace:
+    """The command line, with what all trainings of these benchmarks have."""
+    parser.add_argument("--steps", type=int, default=240)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--storage", default="runs")
+    parser.add_argument("--kept", type=Path, default=kept)
+    return parser.parse_args()
 
 
 def prepared(steps: int, batch_size: int, storage: str) -> list[str]:

@@ -131,7 +131,10 @@ class Root:
         path = self.path(name)
         with self._readable_errors():
             if self.is_local:
-                _write_local(path, data)
+                try:
+                    _write_local(path, data)
+                except FileNotFoundError as error:  # no folder can be made, as in /proc
+                    raise storage_error(self.uri, error) from error
                 return
             with self.fs.open_output_stream(path) as stream:
                 stream.write(data)

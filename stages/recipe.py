@@ -244,8 +244,7 @@ class Recipe(Extensible):
                 f"{pairs}: set kind: {kind}"
             )
         self._check_kinds()
-        dev = self.train.dev
-        if dev not in (None, DevSettings()) and not dev.sts and self.holdout == 0:
+        if self.dev is None and self.train.dev not in (None, DevSettings()):
             instead = "" if objectives.needs_teacher else ", and no objective reads a teacher"
             raise ValueError(
                 "train.dev has nothing to choose the checkpoint on: name sets with labels under "
@@ -316,6 +315,12 @@ class Recipe(Extensible):
         if not self.train.objectives.needs_teacher:
             return 0
         return 0 if asked is None and (dev is None or dev.sts) else asked
+
+    @property
+    def dev(self) -> DevSettings | None:
+        """As `train.dev`; None where there is nothing to choose the checkpoint on."""
+        dev = self.train.dev
+        return None if dev is None or not (dev.sts or self.holdout != 0) else dev
 
     def unexpanded(self, value: Any) -> Any:
         """Identity as it is saved: strings that came from ${VARIABLES} as they were written."""

@@ -81,7 +81,10 @@ class Search:
         self.pools = pools
         read = read_search(file, overrides)
         self.settings, self.plain_settings = read.settings, read.plain_settings
-        base, self.recipe = read.base, read.recipe
+        base = read.base
+        # of several `train.seeds` the first: a trial is one training
+        train = read.recipe.train.of_each_seed[0]
+        self.recipe = read.recipe.model_copy(update={"train": train})
         self._searchers = {**SEARCHERS, **recipe_context(base)["extensions"].searchers}
         if self.settings.resolved_searcher not in self._searchers:
             raise UserError(
@@ -93,11 +96,10 @@ class Search:
         self.store = ArtifactStore(self.recipe.storage)
         self.space = Space(self.settings.space)
         base.raw = self.recipe.plain()  # defaults are there too, and paths are absolute
-        base.raw["train"] |= {"seed": self.recipe.train.of_each_seed[0].seed, "seeds": []}
         self._base = base
         self._folders: dict[tuple[str, str], str] = {}
         self._fingerprints: dict[tuple[str, int], str | None] = {}
-        self.seeds = self.settings.seeds or [base.raw["train"]["seed"]]
+        self.seeds = self.settings.seeds or [self.recipe.train.seed]
         self._check_metric()
         nested = self.recipe.train.resolved_engine == "deepspeed"
         if nested and self.settings.scheduler == "population":
@@ -187,15 +189,14 @@ class Search:
         return whole
 
     def _check_metric(self) -> None:
-        metric, dev = self.settings.metric, self.recipe.train.dev
+        metric, dev = self.settings.metric, self.recipe.dev
         known = ["loss"]
-        measures = dev is not None and (bool(dev.sts) or self.recipe.holdout != 0)
-        if dev is not None and measures:
+        if dev is not None:
             known = ["dev_spearman", *(f"dev/{name}" for name in dev.measures), *known]
         if metric not in known:
             without = (
                 ""
-                if measures
+                if dev is not None
                 else (
                     " (there is no `train.dev` with labelled pairs to measure on, and no agreement "
                     "with teachers on `sentences.holdout`)"

@@ -64,7 +64,9 @@ def differences(
             if figure.averaged:
                 of_mean.setdefault(figure.averaged, []).append((value, apart))
         for name, several in of_mean.items():
-            if len(several) > 1:  # items of different tests are drawn alone
+            # of all that the table's mean is of; items of different tests are drawn alone
+            sizes = {sum(f.averaged == name for f in figures[one]) for one in (label, reference)}
+            if len(several) > 1 and sizes == {len(several)}:
                 value = float(np.mean([value for value, _ in several]))
                 apart = np.mean([_shuffled(one, n) for n, (_, one) in enumerate(several)], axis=0)
                 rows.append(Figure(name, value, interval=interval(apart)))

@@ -116,7 +116,7 @@ def collect_from(
 
     An artifact may have been made for another row: the node says whose figures they are.
     """
-    found: dict[tuple[EncoderLabel, str], list[tuple[Measurement, str]]] = {}
+    found: dict[tuple[Any, ...], list[tuple[Measurement, str]]] = {}
     notes: dict[str, None] = {}
     for name, node in nodes.items():
         manifest = store.manifest(folders[name])
@@ -125,8 +125,9 @@ def collect_from(
         for raw in manifest.stats["measured"]:
             one = Measurement.read(raw)
             label = node.stage.measures or one.encoder
-            # the same test of every seed
-            key = replace(label, seed=None), ", ".join(figure.name for figure in one.figures)
+            # the same test of every seed is one measurement
+            names = tuple(figure.name for figure in one.figures)
+            key = (name, label) if label.seed is None else (replace(label, seed=None), names)
             found.setdefault(key, []).append((replace(one, encoder=label), folders[name]))
         notes |= dict.fromkeys(manifest.stats["notes"])
     measurements = [mean_over_seeds([one for one, _ in several]) for several in found.values()]

@@ -80,7 +80,6 @@ class WordVectors:
     """
 
     num_layers = 0
-    arithmetic = ""
 
     def __init__(self, path: Path) -> None:
         vectors: list[np.ndarray] = []

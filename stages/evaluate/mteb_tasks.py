@@ -7,6 +7,8 @@ It sees vectors of length 1, with the encoder's own prompts of queries and docum
 import json
 import tempfile
 from collections.abc import Iterable
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,11 @@ class MtebTest(Evaluation):
     @property
     def title(self) -> str:
         return f"mteb-{self.task}"
+
+    def described(self) -> dict[str, Any]:
+        """With the package's version, which has the procedure and the data's revision."""
+        there = find_spec("mteb") is not None  # else `check` says so
+        return super().described() | {"mteb": metadata.version("mteb") if there else None}
 
     def check(self) -> None:
         need("mteb", f"evaluate.mteb '{self.task}'")

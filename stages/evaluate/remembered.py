@@ -28,6 +28,8 @@ class Remembered:
             given = None if kinds is None else [kind for _, kind in missing]
             vectors = self._encode([text for text, _ in missing], given)
             found = dict(zip(missing, vectors, strict=True))
-        known = self._known | found
-        self._known = known if len(known) <= MOST else found
-        return np.stack([known[key] for key in keys])
+        rows = [found[key] if key in found else self._known[key] for key in keys]
+        if len(self._known) + len(found) > MOST:
+            self._known = {}
+        self._known |= found
+        return np.stack(rows)

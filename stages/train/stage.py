@@ -123,9 +123,7 @@ def plan(graph: Graph) -> None:
     negatives = [f"tokens:{name}+negatives" for name in names if objectives.needs_negatives]
     views = [(view.name, f"tokens:{view.name}") for view in objectives.views]
     factors = [(graph.factors[t.name], t.weight) for t in recipe.teachers if graph.factors]
-    settings, dev = recipe.train, recipe.train.dev
-    if dev is not None and not dev.sts and recipe.holdout == 0:
-        settings = settings.model_copy(update={"dev": None})  # nothing to measure
+    settings = recipe.train.model_copy(update={"dev": recipe.dev})
     owned = [f"tokens:{name}{suffix}" for name in names for suffix in
              ("", *["+negatives"] * objectives.needs_negatives)]  # fmt: skip
     inputs = ["tokens", *owned, *(name for _, name in views), *(name for name, _ in factors)]

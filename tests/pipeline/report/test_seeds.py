@@ -2,13 +2,15 @@
 
 import json
 import statistics
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from pipeline.plan.plan import make_plan
+from pipeline.recipe.read import read_recipe
 from pipeline.report.differences import differences
-from pipeline.report.figures import Results, collect, mean_over_seeds
+from pipeline.report.figures import Results, collect, collect_from, mean_over_seeds
 from pipeline.report.table import results_table
 from pipeline.run.runner import finish, record_start
 from stages.contract import EncoderLabel, Figure, Measurement
@@ -122,3 +124,42 @@ def test_a_search_tries_the_first_seed(raw, tmp_path):
     found = Search(str(file), [])
     assert found.seeds == [3]
     assert found.recipe_of({"train.learning_rate": 1e-3}, 7).train.of_each_seed[0].seed == 7
+    # a population's members change the document that their actors are handed
+    changed = found.filled_in().changed({"train.seed": 7}, "")
+    assert read_recipe(changed).train.of_each_seed[0].seed == 7
+
+
+def collected(*labels):
+    """What is collected of nodes that all measured a figure A, of these labels, 1, 2, 3, ..."""
+    nodes = {f"n{n}": SimpleNamespace(stage=SimpleNamespace(measures=one))
+             for n, one in enumerate(labels, start=1)}  # fmt: skip
+
+    def manifest(folder):
+        measurement = Measurement(AFTER, [Figure("A", float(folder[1:]))])
+        return SimpleNamespace(stats={"measured": [measurement.plain()], "notes": []})
+
+    return collect_from(SimpleNamespace(manifest=manifest), nodes, {name: name for name in nodes})
+
+
+def test_only_trainings_of_several_seeds_are_put_together():
+    seeds = [EncoderLabel("after", "after", seed=seed) for seed in (3, 4)]
+    found = collected(*seeds)
+    assert [one.figures[0].by_seed for one in found.measurements] == [[1.0, 2.0]]
+    assert found.sources == [["n1", "n2"]]
+    assert [one.figures[0].value for one in collected(AFTER, AFTER).measurements] == [1.0, 2.0]
+
+
+def test_a_mean_differs_only_where_all_that_it_is_of_is_known():
+    random = np.random.default_rng(0)
+    one, two = random.random((2, 30))
+    figures = {
+        label: [Figure(name, 1.0, averaged="mean") for name in names]
+        for label, names in ((AFTER, "AB"), (TEACHER, "AB"))
+    }
+    known = {name: [Items("mean", values)] for name, values in (("A", one), ("B", two))}
+    rows = differences(figures, {AFTER: known, TEACHER: known}, AFTER)[0].figures
+    assert [row.name for row in rows] == ["A", "B", "mean"]
+    figures[TEACHER].append(Figure("C", 1.0, averaged="mean"))
+    figures[AFTER].append(Figure("C", 1.0, averaged="mean"))
+    rows = differences(figures, {AFTER: known, TEACHER: known}, AFTER)[0].figures
+    assert [row.name for row in rows] == ["A", "B"]

@@ -14,7 +14,7 @@ from pipeline.run.runner import check_nodes
 from stages.errors import UserError
 from stages.evaluate.agreement import (
     band_spearmans,
-    jackknife_interval,
+    jackknife_error,
     pair_spearman,
     row_measures,
     score_agreement,
@@ -92,21 +92,20 @@ def test_the_interval_is_that_of_leaving_out_each_sentence(common):
     for row in range(40):
         rest = np.delete(np.arange(40), row)
         rhos.append(100 * pair_spearman(student[np.ix_(rest, rest)], teacher[np.ix_(rest, rest)]))
-    error = 1.96 * np.sqrt(39 / 40 * np.sum((rhos - np.mean(rhos)) ** 2))
-    low, high = jackknife_interval(student, teacher)
-    value = 100 * pair_spearman(student, teacher)
-    assert (low + high) / 2 == pytest.approx(value)
-    assert (high - low) / 2 == pytest.approx(error, rel=0.05)
+    error = np.sqrt(39 / 40 * np.sum((rhos - np.mean(rhos)) ** 2))
+    assert 100 * jackknife_error(student, teacher) == pytest.approx(error, rel=0.05)
 
 
 def test_the_interval_covers_the_truth():
     """In 19 of 20 samples of sentences, about, the agreement of all is inside."""
     base, teacher = similarities(0, 2000)
-    _, student = similarities(1, 2000, like=base)
+    own, student = similarities(1, 2000, like=base)
+    vectors, taught = unit_rows(own), unit_rows(base)
     truth, inside = 100 * pair_spearman(student, teacher), 0
     for seed in range(60):
         some = np.random.default_rng(seed).choice(2000, 60, replace=False)
-        low, high = jackknife_interval(student[np.ix_(some, some)], teacher[np.ix_(some, some)])
+        figure = score_agreement(vectors[some], {"a": taught[some]}, [1.0]).figures[0]
+        low, high = figure.interval
         inside += low <= truth <= high
     assert 51 <= inside <= 60
 
@@ -159,11 +158,7 @@ def test_a_recipe_without_labels_is_chosen_and_told_by_agreement(
               if "dev/near pairs" in row}  # fmt: skip
     assert list(scores) == [4, 8, 12]
     assert trained.stats["best_step"] == max(scores, key=scores.get)
-    last = json.loads(lines[-1])
     after = collect(plan).student["agreement"]
-    # training reads 16 tokens of a sentence, and the test 48
-    if trained.stats["best_step"] == last["step"]:
-        assert after.value == pytest.approx(last["agreement"], abs=3)
     # slow twin: the exported student and the stored factors
     from sentence_transformers import SentenceTransformer
 
