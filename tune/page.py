@@ -1,13 +1,12 @@
 """The report page of a search: its text, and pictures of what the settings do."""
 
-import html
 from statistics import mean
 from typing import Any
 
 import numpy as np
 
 from pipeline.recipe.read import dump_recipe
-from pipeline.report.page import STYLE
+from pipeline.report.html import document, preformatted, section
 from pipeline.report.plots import new_figure, svg_text
 from tune.phases import Outcome
 from tune.progress import shown, shown_score
@@ -23,25 +22,21 @@ MOST_PLACES = 12
 def write_report(outcome: Outcome) -> None:
     """Writes `report.html`."""
     search, best = outcome.search, outcome.best
-    parts = [f"<pre>{html.escape(outcome_text(outcome))}</pre>"]
+    parts = [preformatted(outcome_text(outcome))]
     importance = importances(outcome)
     if importance:
-        parts.append(f"<h2>Which setting matters</h2>{_importance_bars(importance, outcome)}")
+        parts.append(section("Which setting matters", _importance_bars(importance, outcome)))
     dimensions = search.space.dimensions
     axes = list(importance) or [path for path in dimensions if dimensions[path].tied is None]
     if len(axes) > 1 and all(len(_places(outcome, path)) <= MOST_PLACES for path in axes[:2]):
-        parts.append(f"<h2>Two settings</h2>{heat_map(outcome, axes[0], axes[1])}")
+        parts.append(section("Two settings", heat_map(outcome, axes[0], axes[1])))
     if len(axes) != 2:
         slices = "".join(_slice(outcome, path) for path in axes)
-        parts.append(f"<h2>Each setting</h2>{slices}")
-    parts.append(f"<h2>Learning curves</h2>{_curves(outcome)}")
-    recipe = html.escape(dump_recipe(search.recipe_of(best.values, best.trials[0].seed)))
-    parts.append(f"<h2>The best configuration's recipe</h2><pre>{recipe}</pre>")
-    title = html.escape(f"search {search.name}")
-    page = (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
-        f"<style>{STYLE}</style><h1>{title}</h1>{''.join(parts)}</html>\n"
-    )
+        parts.append(section("Each setting", slices))
+    parts.append(section("Learning curves", _curves(outcome)))
+    recipe = dump_recipe(search.recipe_of(best.values, best.trials[0].seed))
+    parts.append(section("The best configuration's recipe", preformatted(recipe)))
+    page = document(f"search {search.name}", parts)
     search.store.root.write(f"{search.folder}/report.html", page.encode())
 
 

@@ -1,27 +1,29 @@
 """The report page of a run: figures, pictures, provenance. One self-contained HTML file."""
 
-import html
 from typing import Any
 
 from pipeline.plan.plan import Plan
 from pipeline.recipe.read import dump_recipe
+from pipeline.report.examples import examples
 from pipeline.report.figures import Results
+from pipeline.report.html import document, figures_table, paragraphs, preformatted, section
+from pipeline.report.lineage import lineage
 from pipeline.report.pictures import pictures
 from pipeline.report.plots import colours, new_figure, svg_text
-from pipeline.report.table import results_table
-
-STYLE = (
-    "body{font:16px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem;"
-    "color:#222}pre{background:#f5f5f5;padding:1rem;overflow-x:auto;font-size:13px}"
-    "svg{max-width:100%;height:auto}h1,h2{line-height:1.2}"
-)
+from pipeline.report.summary import summary
+from pipeline.report.table import results_notes, results_rows
 
 
 def write_report(plan: Plan, results: Results, record: str) -> None:
     """Writes `report.html` into the run's record."""
-    parts = [f"<h2>What was gained</h2>{_bars(results)}"]
-    for title, picture in pictures(plan.store, results):
-        parts.append(f"<h2>{title}</h2>{picture}")
+    parts = [
+        paragraphs(summary(plan, results), "asked"),
+        _table(results),
+        paragraphs(results_notes(results), "quiet"),
+        paragraphs([results.advice]),
+        section("What was gained", _bars(results)),
+    ]
+    parts += [section(*one) for one in pictures(plan.store, results)]
     told: dict[str, list[tuple[str, str | list[dict[str, Any]]]]] = {}
     for name, planned in plan.nodes.items():
         if planned.node.recipe == plan.recipe.name and plan.store.manifest(planned.folder):
@@ -31,23 +33,27 @@ def write_report(plan: Plan, results: Results, record: str) -> None:
     for title, several in told.items():
         for name, body in several:
             which = f", {name}" if len(several) > 1 else ""
-            parts.append(f"<h2>{html.escape(title + which)}</h2>{_body(body)}")
-    lines = [f"{name}: {folder}" for name, folder in results.artifacts.items()]
-    page = f"""<!doctype html><html lang="en"><meta charset="utf-8">
-<title>{plan.recipe.name}</title><style>{STYLE}</style>
-<h1>{plan.recipe.name}</h1>
-<pre>{html.escape(results_table(results))}</pre>
-<p>{html.escape(results.advice)}</p>
-{"".join(parts)}
-<h2>Artifacts</h2><pre>{html.escape(chr(10).join(lines))}</pre>
-<h2>Recipe</h2><pre>{html.escape(dump_recipe(plan.recipe))}</pre></html>
-"""
+            parts.append(section(title + which, _body(body)))
+    parts += [section(*one) for one in examples(plan.store, results)]
+    folders = [f"{name}: {folder}" for name, folder in results.artifacts.items()]
+    parts += [
+        section("Where it comes from", lineage(plan)),
+        section("Artifacts", preformatted("\n".join(folders))),
+        section("Recipe", preformatted(dump_recipe(plan.recipe))),
+    ]
+    page = document(plan.recipe.name, parts)
     plan.store.root.write(f"{record}/report.html", page.encode())
+
+
+def _table(results: Results) -> str:
+    rows = results_rows(results)
+    styles = {None: "below", results.reference: "main"}
+    return figures_table([(styles.get(label, ""), cells) for label, cells in rows])
 
 
 def _body(body: str | list[dict[str, Any]]) -> str:
     """A text as a paragraph; rows of metrics by step as curves."""
-    return f"<p>{html.escape(body)}</p>" if isinstance(body, str) else _curves(body)
+    return paragraphs([body]) if isinstance(body, str) else _curves(body)
 
 
 def _bars(results: Results) -> str:
@@ -82,18 +88,21 @@ def _bars(results: Results) -> str:
 
 
 def _curves(history: list[dict[str, Any]]) -> str:
-    """Loss per step, and the dev score where there is one."""
-    figure, axes = new_figure(9, 3)
+    """Loss by step, the dev score where there is one, and how fast it went."""
+    figure, (axes, speeds) = new_figure(9, 4, (3, 1))
     steps = [row["step"] for row in history]
-    axes.plot(steps, [row["loss"] for row in history], color="#1f77b4", label="loss")
-    axes.set_xlabel("step")
+    axes.plot(steps, [row["loss"] for row in history], color="#d95f02", label="loss")
     axes.set_ylabel("loss")
     dev = [(row["step"], row["dev_spearman"]) for row in history if "dev_spearman" in row]
     if dev:
         other = axes.twinx()
         what = "near pairs" if "dev/near pairs" in history[-1] else "dev Spearman"
-        other.plot(*zip(*dev, strict=True), color="#d95f02", marker="o", label=what)
+        other.plot(*zip(*dev, strict=True), color="#1f77b4", marker="o", label=what)
         other.set_ylabel(f"{what} x 100")
         other.spines[["top"]].set_visible(False)
+    speeds.plot(steps, [row["tokens_per_second"] / 1000 for row in history], color="#8a919c")
+    speeds.set_ylim(0)
+    speeds.set_ylabel("k tokens/s")
+    speeds.set_xlabel("step")
     figure.legend(loc="outside upper center", ncols=2, frameon=False)
     return svg_text(figure)

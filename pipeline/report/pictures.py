@@ -1,4 +1,4 @@
-"""Pictures of what figures were computed from: similarities by gold score, agreement by band."""
+"""Pictures of figures and of what they were computed from."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -22,6 +22,7 @@ def pictures(store: ArtifactStore, results: Results) -> Sequence[tuple[str, str]
     found = [
         ("Similarities by gold score", by_gold_score(store, results)),
         ("Agreement by band", by_band(results)),
+        ("Alignment and uniformity", by_geometry(results)),
     ]
     return [(heading, picture) for heading, picture in found if picture]
 
@@ -71,7 +72,7 @@ def _violin(axes: Any, values: np.ndarray, place: float, width: float, colour: s
     )
     for body in drawn["bodies"]:
         body.set(facecolor=colour, alpha=0.8)
-    drawn["cmedians"].set_color("#222222")
+    drawn["cmedians"].set_color("#000000")
 
 
 def by_band(results: Results) -> str:
@@ -93,4 +94,25 @@ def by_band(results: Results) -> str:
     axes.set_xticks(range(len(BANDS)), [f"{band} of the pairs" for band in BANDS])
     axes.set_ylabel("Spearman x 100")
     figure.legend(loc="outside upper center", ncols=len(rows), frameon=False)
+    return svg_text(figure)
+
+
+def by_geometry(results: Results) -> str:
+    """Alignment of pairs that mean the same against uniformity of all (SimCSE, Fig. 2): better is
+    lower in both; "" without such a test."""
+    places = {
+        label: (figures["uniformity"].value, figures["alignment"].value)
+        for label in results.encoders
+        if not (label.variant or label.dimensions or label.documents)
+        and {"uniformity", "alignment"} <= (figures := results.figures(label)).keys()
+    }
+    if not places:
+        return ""
+    figure, axes = new_figure(6, 3.4)
+    for label, colour in colours(list(places)).items():
+        axes.scatter(*places[label], color=colour, s=60)
+        axes.annotate(label.title, places[label], xytext=(7, 4), textcoords="offset points")
+    axes.margins(0.25)
+    axes.set_xlabel("uniformity of all sentences")
+    axes.set_ylabel("alignment of like pairs")
     return svg_text(figure)

@@ -5,6 +5,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from stages.contract import EncoderLabel
 
 OTHER_COLOURS = ["#ff9d3c", "#d9c27a", "#a58bc0"]
@@ -16,29 +18,36 @@ def colours(encoders: Sequence[EncoderLabel]) -> dict[EncoderLabel, str]:
     found = {}
     for encoder in encoders:
         if encoder.role == "before":
-            found[encoder] = "#bbbbbb"
+            found[encoder] = "#a3a8b0"
         elif encoder.role == "after":
-            found[encoder] = "#1f77b4" if encoder.is_student else "#0b3d66"
+            found[encoder] = "#1f77b4" if encoder.is_student else "#6a5acd"
         else:
             found[encoder] = next(others)
     return found
 
 
-def new_figure(width: float, height: float) -> tuple[Any, Any]:
-    """A figure of that many inches, and its only axes."""
+def new_figure(width: float, height: float, rows: Sequence[float] = (1,)) -> tuple[Any, Any]:
+    """A figure of that many inches, and its only axes; or axes below each other.
+
+    Args:
+        rows: their shares of the height; they share what is across.
+    """
     from matplotlib import rcParams
     from matplotlib.figure import Figure
 
     rcParams["text.parse_math"] = False  # a `$` in a template is none
+    rcParams["svg.fonttype"] = "none"  # text as text
+    rcParams["figure.facecolor"] = rcParams["axes.facecolor"] = "none"  # the page's
     figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
+    axes = figure.subplots(len(rows), sharex=True, height_ratios=rows)
+    for one in np.atleast_1d(axes):
+        one.spines[["top", "right"]].set_visible(False)
     return figure, axes
 
 
 def svg_text(figure: Any) -> str:
-    """A figure as text to be put into a page."""
+    """A figure as text to be put into a page, whose own colour it has where it is black."""
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg")
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
-    return text[text.index("<svg") :]
+    return text[text.index("<svg") :].replace("#000000", "currentColor")

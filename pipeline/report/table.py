@@ -4,7 +4,7 @@ import statistics
 
 from pipeline.report.differences import is_clear
 from pipeline.report.figures import Results, averages
-from stages.contract import Figure
+from stages.contract import EncoderLabel, Figure
 
 
 def aligned(rows: list[list[str]]) -> list[str]:
@@ -34,6 +34,12 @@ def headings(results: Results) -> list[str]:
 def results_table(results: Results) -> str:
     """Figures by encoder; below the reference's their 95% intervals. Others' that differ clearly
     from the reference's are marked."""
+    rows = [cells for _, cells in results_rows(results)]
+    return "\n".join([*aligned(rows), "", *results_notes(results)]).rstrip()
+
+
+def results_rows(results: Results) -> list[tuple[EncoderLabel | None, list[str]]]:
+    """The heading, and every encoder's row; None where there is none, as below the reference."""
     columns, reference = headings(results), results.reference
     marked = {
         (one.encoder, figure.name)
@@ -42,27 +48,33 @@ def results_table(results: Results) -> str:
         if is_clear(figure)
     }
     wide = {name for _, name in marked}
-    rows = [["", *(f"{name} " if name in wide else name for name in columns)]]
+    heading = ["", *(f"{name} " if name in wide else name for name in columns)]
+    rows: list[tuple[EncoderLabel | None, list[str]]] = [(None, heading)]
     for encoder in results.encoders:
         figures = results.figures(encoder)
         figures = averages(figures.values()) | figures
         cells = {name: shown(figure) for name, figure in figures.items()}
         for name in wide & cells.keys():
             cells[name] += "*" if (encoder, name) in marked else " "
-        rows.append([encoder.title, *(cells.get(name, "") for name in columns)])
+        rows.append((encoder, [encoder.title, *(cells.get(name, "") for name in columns)]))
         if encoder == reference:
             below = {
                 "  95% interval": [_interval(figures.get(name)) for name in columns],
                 "  over seeds": [_spread(figures.get(name)) for name in columns],
             }
-            rows += [[name, *_filled(cells)] for name, cells in below.items() if any(cells)]
+            rows += [(None, [name, *_filled(cells)]) for name, cells in below.items() if any(cells)]
+    return rows
+
+
+def results_notes(results: Results) -> list[str]:
+    """Lines below the table: what its figures and marks mean."""
     notes = list(results.notes)
-    if results.differences and reference is not None:
+    if results.differences and results.reference is not None:
         notes.append(
-            f"* differs from {reference.title}: the 95% interval of the difference, by paired "
-            "bootstrap over the same items, is without 0."
+            f"* differs from {results.reference.title}: the 95% interval of the difference, by "
+            "paired bootstrap over the same items, is without 0."
         )
-    return "\n".join([*aligned(rows), "", *notes]).rstrip()
+    return notes
 
 
 def _filled(cells: list[str]) -> list[str]:

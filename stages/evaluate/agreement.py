@@ -5,12 +5,14 @@ Shapes: N held-out sentences; similarities (N, N), symmetric, whose diagonal doe
 Memory: up to 64 bytes for each of the N^2, with 4,000 sentences 1 GiB.
 """
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from stages.contract import Figure, Work
 from stages.evaluate.base import Evaluation, Result, Tested
+from stages.evaluate.examples import disagreements, neighbours
 from stages.evaluate.relevance import mean_figures, mean_items, ndcg
 from stages.evaluate.sts import spearman
 from stages.evaluate.tables import finite_vectors
@@ -59,10 +61,17 @@ class AgreementTest(Evaluation):
         texts, kinds = texts_of_rows(sentences, rows.tolist())
         vectors = finite_vectors(texts, tested.encode, kinds)
         factors = {}
-        for teacher, name in self.factors.items():
-            shards = work.input(name).shard_paths("factors.npy")
-            factors[teacher] = FactorRows(shards, self.rows_per_shard).take(rows)
-        return score_agreement(vectors, factors, self.weights)
+        for name, node in self.factors.items():
+            shards = work.input(node).shard_paths("factors.npy")
+            factors[name] = FactorRows(shards, self.rows_per_shard).take(rows)
+        result = score_agreement(vectors, factors, self.weights)
+        student = vectors @ vectors.T
+        teacher = teachers_similarities(list(factors.values()), self.weights)
+        facts = (
+            ("neighbours", neighbours(texts, student, teacher)),
+            ("disagreements", disagreements(texts, student, teacher, BANDS[NEAREST][1])),
+        )
+        return replace(result, facts=(*result.facts, *facts))
 
 
 def agreement_tests(graph: "Graph") -> list[Evaluation]:

@@ -56,7 +56,8 @@ class Evaluate(Stage):
 
     kind = "evaluate"
     # 3: keeps what figures were computed from
-    version = 3
+    # 4: agreement keeps sentences to look at
+    version = 4
 
     def identity(self, inputs: Mapping[str, Fingerprinted]) -> dict[str, Any]:
         found = self.encoder.identity(inputs) | {"encoder.max_length": self.max_length}

@@ -56,6 +56,17 @@ def test_agreement_is_drawn_by_band(monkeypatch):
     assert heights == [10.0, 20.0, 30.0]
 
 
+def test_alignment_is_drawn_against_uniformity(monkeypatch):
+    cut = EncoderLabel("after", "after", dimensions=8)
+    both = [Figure("alignment", 0.3), Figure("uniformity", -2.0)]
+    figures = drawn(monkeypatch)
+    measured = [Measurement(AFTER, both), Measurement(TEACHER, both[:1]), Measurement(cut, both)]
+    assert pictures.by_geometry(Results(measured, [], {})) == "<svg>"
+    (axes,) = figures[0].axes
+    assert [c.get_offsets().tolist() for c in axes.collections] == [[[-2.0, 0.3]]]
+    assert [text.get_text() for text in axes.texts] == ["student after"]
+
+
 def test_nothing_is_drawn_of_nothing(monkeypatch):
     monkeypatch.setattr(pictures, "items_of", lambda *_: {})
     assert pictures.pictures(None, Results([], [], {})) == []
