@@ -19,6 +19,7 @@ import yaml
 
 from pipeline.plan.plan import make_plan
 from pipeline.recipe.read import dump_recipe
+from pipeline.report.differences import with_differences
 from pipeline.report.figures import Results, collect
 from pipeline.run.metrics import RunMetrics
 from pipeline.run.runner import check_nodes, make_needed, run
@@ -202,7 +203,7 @@ class _Phases:
             elif tests:
                 self._open()
                 make_needed(recipe, tests, self._out, search.pools, search.folder)
-            results[trial.seed] = collect(plan)
+            results[trial.seed] = with_differences(plan.store, collect(plan))
         return results
 
     def _searcher(self) -> Searcher:

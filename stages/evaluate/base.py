@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from stages.encoder.model import Encoder
     from stages.encoder.pipeline import PipelineEncoder
     from stages.evaluate.baselines import WordVectors
+    from stages.evaluate.bm25 import Bm25
 
 
 class Encode(Protocol):
@@ -39,7 +40,7 @@ class Tested:
     """
 
     encode: Encode
-    model: "Encoder | PipelineEncoder | WordVectors | None"
+    model: "Encoder | PipelineEncoder | WordVectors | Bm25 | None"
     encode_documents: Encode | None = None
 
 
@@ -62,10 +63,12 @@ class Evaluation(Settings):
     """One test; its settings are its identity, so another test makes nothing else stale.
 
     two_sided: whether it compares texts with others, and so reads `Tested.encode_documents`.
+    of_documents: whether it ranks documents for queries, and encodes the documents first.
     of_teachers: whether it says anything about a teacher.
     """
 
     two_sided: ClassVar[bool] = False
+    of_documents: ClassVar[bool] = False
     of_teachers: ClassVar[bool] = True
 
     @property

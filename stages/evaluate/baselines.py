@@ -1,4 +1,4 @@
-"""Rows of the table that teach nobody: other encoders, whitened vectors, averaged word vectors."""
+"""Rows of the table that teach nobody: other encoders, whitened vectors, word vectors, BM25."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,6 +14,7 @@ from stages.contract import Fingerprinted, Work
 from stages.encoder.settings import EncoderSettings
 from stages.errors import UserError
 from stages.evaluate.base import Encode
+from stages.evaluate.bm25 import K1, B, Bm25
 from stages.fields import InputPath, ModelName
 from stages.kinds import Kinds
 from stages.rows import unit_rows
@@ -25,14 +26,19 @@ WORD = re.compile(r"\w+(?:'\w+)?|[^\w\s]")
 
 
 class BaselineSettings(EncoderSettings):
-    """An encoder to compare with, or a file of word vectors."""
+    """An encoder to compare with, a file of word vectors, or BM25."""
 
     name: str = Field(description="Name of its row.", min_length=1)
-    model: ModelName = Field("", description="As for any encoder; none for `words`.")
+    model: ModelName = Field("", description="As for any encoder; none for the other kinds.")
     words: InputPath | None = Field(
         None,
         description="Word vectors as text (GloVe, word2vec, fastText): a word and its numbers a "
         "line. A sentence's vector is the mean over its words, in lower case.",
+    )
+    bm25: bool = Field(
+        False,
+        description="Rank documents by the words that they share with a query; for `retrieval`, "
+        "`corpora` and `reranking`.",
     )
     whitening: int | None = Field(
         None,
@@ -43,30 +49,39 @@ class BaselineSettings(EncoderSettings):
 
     @model_validator(mode="after")
     def _one_source(self) -> "BaselineSettings":
-        if (self.words is None) == (not self.model):
-            raise ValueError(f"baseline '{self.name}': give either model or words")
-        if self.words is not None:
-            for key in self.given(*(key for key in EncoderSettings.model_fields if key != "model")):
-                raise ValueError(f"baseline '{self.name}': `{key}` has no effect on words")
+        kinds = {"model": bool(self.model), "words": self.words is not None, "bm25": self.bm25}
+        kind, *others = [name for name, given in kinds.items() if given] or [""]
+        if not kind or others:
+            raise ValueError(f"baseline '{self.name}': give one of model, words and bm25")
+        of_models = [key for key in EncoderSettings.model_fields if key != "model"]
+        unread = self.given(*of_models) if kind != "model" else []
+        if kind == "bm25" and self.whitening is not None:
+            unread.append("whitening")
+        if unread:
+            raise ValueError(f"baseline '{self.name}': `{unread[0]}` has no effect on {kind}")
         return self
 
 
 @dataclass(frozen=True)
 class WordsSource:
-    """Word vectors, where an evaluation has an encoder of a recipe."""
+    """Word vectors or BM25, where an evaluation has an encoder of a recipe."""
 
     settings: BaselineSettings
     node: str = ""
     inputs: tuple[tuple[str, str], ...] = ()
 
     def identity(self, inputs: Mapping[str, Fingerprinted]) -> dict[str, Any]:
+        if self.settings.bm25:
+            return {"encoder.bm25": {"k1": K1, "b": B}}
         where = f"evaluate.baselines '{self.settings.name}'"
         return {"encoder.words": content.describe_path(str(self.settings.words), where)}
 
     def check(self, max_length: int) -> None:
         """The file was read for its identity."""
 
-    def load(self) -> "WordVectors":
+    def load(self) -> "WordVectors | Bm25":
+        if self.settings.bm25:
+            return Bm25()
         return WordVectors(Path(str(self.settings.words)).expanduser())
 
 

@@ -8,6 +8,7 @@ from pydantic import Field
 from stages.contract import Figure, Work
 from stages.errors import UserError
 from stages.evaluate.base import Encode, Result, Tested
+from stages.evaluate.resampling import Items
 from stages.evaluate.tables import Labelled, LabelledTest
 from stages.evaluate.transfer import features
 
@@ -56,27 +57,30 @@ class ClassificationTest(LabelledTest):
 def score_classification(
     name: str, splits: dict[str, Labelled], encode: Encode, samples: int, num_experiments: int
 ) -> Result:
-    """Accuracy x 100, mean over the experiments; the interval is their range."""
+    """Accuracy x 100, mean over the experiments; the interval is their range. Items are the tested
+    texts, each with its mean over the experiments."""
     from sklearn.linear_model import LogisticRegression
 
     train, test = splits["train"], splits["test"]
     draws = sampled(train.labels, samples, num_experiments)
     used = np.unique(np.concatenate(draws))
     vectors = features(["train", "test"], {"train": train.of(used), "test": test}, encode)
-    accuracies = []
-    for draw in draws:
+    right_EN = np.empty((len(draws), len(test.labels)))
+    for number, draw in enumerate(draws):
         rows = np.searchsorted(used, draw)
         model = LogisticRegression(max_iter=100).fit(vectors["train"][rows], train.labels[draw])
-        accuracies.append(100 * float((model.predict(vectors["test"]) == test.labels).mean()))
+        right_EN[number] = model.predict(vectors["test"]) == test.labels
+    accuracies = 100 * right_EN.mean(1)
     figure = Figure(
-        name, float(np.mean(accuracies)), interval=(min(accuracies), max(accuracies)),
+        name, float(accuracies.mean()), interval=(float(accuracies.min()), float(accuracies.max())),
         percent=True, averaged="classification",
     )  # fmt: skip
+    items = {name: Items("mean", right_EN.mean(0))}
     note = (
         f"Classification: accuracy x 100 of logistic regressions on {samples} examples a label; "
         f"mean and range of {num_experiments} draws."
     )
-    return Result([figure], (note,), (("num_tested", len(test.labels)),))
+    return Result([figure], (note,), (("num_tested", len(test.labels)),), items)
 
 
 def sampled(labels_N: np.ndarray, samples: int, num_experiments: int) -> list[np.ndarray]:

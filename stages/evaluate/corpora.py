@@ -19,7 +19,7 @@ from stages.contract import Work
 from stages.errors import UserError
 from stages.evaluate.base import Evaluation, Result, Tested
 from stages.evaluate.relevance import mean_figures, mean_items, ndcg, reciprocal_rank, trec_order
-from stages.evaluate.tables import finite_vectors, read_table
+from stages.evaluate.tables import finite_vectors, products, read_table
 from stages.fields import InputPath
 
 QUERY_ROWS = 256
@@ -43,6 +43,7 @@ class CorpusTest(Evaluation):
     """nDCG@10, MRR@10, recall@10 and recall@100 of exact search."""
 
     two_sided = True
+    of_documents = True
 
     name: str = Field(description="Name of the corpus in tables and node names.", min_length=1)
     queries: InputPath = Field(
@@ -140,9 +141,9 @@ def score_corpus(name: str, corpus: Corpus, tested: Tested) -> Result:
     """All x 100, means over the queries that have a relevant document, with 95% intervals of a mean
     over queries. Queries and documents get the prompts of their kinds."""
     asked, ids = list(corpus.relevance), list(corpus.documents)
-    queries = finite_vectors([corpus.queries[one] for one in asked], tested.encode, "query")
     encode_documents = tested.encode_documents or tested.encode
     documents = finite_vectors(list(corpus.documents.values()), encode_documents, "document")
+    queries = finite_vectors([corpus.queries[one] for one in asked], tested.encode, "query")
     id_ranks = np.empty(len(ids), np.int64)
     id_ranks[sorted(range(len(ids)), key=ids.__getitem__)] = np.arange(len(ids))
     found: dict[str, list[float]] = {"nDCG@10": [], "MRR@10": [], "R@10": [], "R@100": []}
@@ -165,10 +166,10 @@ def search(queries: np.ndarray, documents: np.ndarray, id_ranks: np.ndarray) -> 
     """Rows of the DEPTH most similar documents of each query, the most similar first; equally
     similar ones as trec_eval orders them, by the places of their ids (N,)."""
     kept: list[tuple[np.ndarray, np.ndarray]] = [
-        (np.empty(0, np.int64), np.empty(0, np.float32)) for _ in queries
+        (np.empty(0, np.int64), np.empty(0, np.float32)) for _ in range(queries.shape[0])
     ]
-    for start in range(0, len(documents), DOCUMENT_ROWS):
-        scores = queries @ documents[start : start + DOCUMENT_ROWS].T
+    for start in range(0, documents.shape[0], DOCUMENT_ROWS):
+        scores = products(queries, documents[start : start + DOCUMENT_ROWS])
         for place, (rows, best) in enumerate(kept):
             own = scores[place]
             if len(own) > DEPTH:  # all that tie with the last one stay until they are ordered

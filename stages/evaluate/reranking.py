@@ -16,7 +16,7 @@ from stages.evaluate.relevance import (
     reciprocal_rank,
     trec_order,
 )
-from stages.evaluate.tables import TableSettings, finite_vectors
+from stages.evaluate.tables import TableSettings, finite_vectors, products
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class RerankingTest(TableSettings, Evaluation):
 
     what: ClassVar[str] = "reranking set"
     two_sided = True
+    of_documents = True
 
     split: str | None = Field(
         None,
@@ -82,12 +83,12 @@ class RerankingTest(TableSettings, Evaluation):
 def score_reranking(name: str, queries: list[Candidates], tested: Tested) -> Result:
     """MAP and MRR@10 x 100; of equally similar candidates the later one comes first.
     Queries and candidates get the prompts of queries and documents."""
-    asked = finite_vectors([one.query for one in queries], tested.encode, "query")
     texts = [text for one in queries for text in one.texts]
     vectors = finite_vectors(texts, tested.encode_documents or tested.encode, "document")
+    asked = finite_vectors([one.query for one in queries], tested.encode, "query")
     precisions, ranks, start = [], [], 0
-    for vector, one in zip(asked, queries, strict=True):
-        scores = vectors[start : start + len(one.texts)] @ vector
+    for row, one in enumerate(queries):
+        (scores,) = products(asked[row : row + 1], vectors[start : start + len(one.texts)])
         start += len(one.texts)
         relevant = one.relevant[trec_order(scores, np.arange(len(scores)))]
         precisions.append(average_precision(relevant, int(relevant.sum())))

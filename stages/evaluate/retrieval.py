@@ -11,6 +11,7 @@ from pydantic import Field
 from stages.contract import Work
 from stages.evaluate.base import Evaluation, Result, Tested
 from stages.evaluate.relevance import mean_figures, mean_items
+from stages.evaluate.tables import products
 
 # Queries compared with all descriptions at once: 1,024 x N float32 scores in memory.
 QUERY_ROWS = 1024
@@ -20,6 +21,7 @@ class RetrievalSettings(Evaluation):
     """A test without labels: find a query's own document."""
 
     two_sided = True
+    of_documents = True
 
     kind: Literal["python-docs", "columns", "first-sentence"] = Field(
         "python-docs",
@@ -73,11 +75,11 @@ def score_retrieval(
     Args:
         what: is found, from what; for the note.
     """
-    query_vectors = tested.encode(queries)
     document_vectors = (tested.encode_documents or tested.encode)(documents)
+    query_vectors = tested.encode(queries)
     ranks = np.empty(len(queries), dtype=np.int64)
     for start in range(0, len(queries), QUERY_ROWS):
-        scores = query_vectors[start : start + QUERY_ROWS] @ document_vectors.T
+        scores = products(query_vectors[start : start + QUERY_ROWS], document_vectors)
         right = scores[np.arange(len(scores)), np.arange(start, start + len(scores))]
         ranks[start : start + QUERY_ROWS] = (scores >= right[:, None]).sum(1)
     found = ranks <= 10

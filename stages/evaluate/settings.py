@@ -83,6 +83,16 @@ class EvaluateSettings(Extensible):
                 raise ValueError(f"the name '{title}' of a test is taken; choose another")
         return self
 
+    @model_validator(mode="after")
+    def _documents_to_rank(self) -> "EvaluateSettings":
+        for baseline in self.baselines:
+            if baseline.bm25 and not any(test.of_documents for test in self.tests):
+                raise ValueError(
+                    f"baseline '{baseline.name}': bm25 ranks documents, and there is no test under "
+                    "`retrieval`, `corpora` or `reranking`"
+                )
+        return self
+
     @property
     def tests(self) -> list[Evaluation]:
         """All tests, in the order of the table's columns."""

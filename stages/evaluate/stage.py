@@ -21,6 +21,7 @@ from stages.encoder.source import EncoderSource
 from stages.evaluate.agreement import agreement_tests
 from stages.evaluate.base import Encode, Evaluation, Tested
 from stages.evaluate.baselines import BaselineSettings, WordsSource, WordVectors, whitened
+from stages.evaluate.bm25 import Bm25
 from stages.evaluate.remembered import Remembered
 from stages.evaluate.resampling import write_items
 from stages.kinds import Kinds
@@ -93,6 +94,8 @@ class Evaluate(Stage):
 
     def load(self, work: Work) -> Tested:
         model = self._loaded(self.encoder, work)
+        if isinstance(model, Bm25):
+            return Tested(model.encode_unit, model, model.encode_documents)
         encode: Encode = model.encode_unit
         if self.corpus:
             from stages.ranks.similarity import RankAwareEncoder
@@ -110,7 +113,7 @@ class Evaluate(Stage):
 
     def _loaded(
         self, encoder: EncoderSource[Any] | WordsSource, work: Work
-    ) -> "Encoder | PipelineEncoder | WordVectors":
+    ) -> "Encoder | PipelineEncoder | WordVectors | Bm25":
         if isinstance(encoder, WordsSource):
             return encoder.load()
         from stages.encoder.model import load_for_inference
@@ -163,8 +166,6 @@ def plan(graph: Graph) -> None:
     for training, seed in zip(graph.trainings, seeds, strict=True):
         label = EncoderLabel("after", "after", seed=seed)
         encoders.append((label, graph.trained_student(training), ""))
-    for number, baseline in enumerate(recipe.evaluate.baselines):
-        _plan_baseline(graph, baseline, f"evaluate.baselines[{number}]")
     for label, encoder, where in encoders:
         _plan_encoder(graph, label, encoder, where)
     if recipe.student.aligned:
@@ -178,6 +179,8 @@ def plan(graph: Graph) -> None:
                 student = graph.trained_student()
                 stage = Evaluate(test, student, label, recipe.evaluate.max_length)
                 _add(graph, stage, [*student.inputs, *test.reads], recipe.name, f"+{width}d", "")
+    for number, baseline in enumerate(recipe.evaluate.baselines):
+        _plan_baseline(graph, baseline, f"evaluate.baselines[{number}]")
 
 
 def _plan_encoder(
@@ -207,12 +210,12 @@ def _plan_encoder(
 def _plan_baseline(graph: Graph, baseline: BaselineSettings, where: str) -> None:
     label = EncoderLabel("baseline", baseline.name)
     encoder: EncoderSource[Any] | WordsSource = WordsSource(baseline)
-    if baseline.words is None:
+    if baseline.model:
         encoder = graph.encoder(baseline.encoder())
     width = baseline.whitening
     reads = ["sentences"] * (width is not None)
     for test in tests_of(graph):
-        if test.of_teachers:
+        if test.of_documents or (test.of_teachers and not baseline.bm25):
             max_length = graph.recipe.evaluate.max_length
             stage = Evaluate(test, encoder, label, max_length, whitening=width)
             inputs: Inputs = dict.fromkeys([*encoder.inputs, *reads, *test.reads])

@@ -272,6 +272,8 @@ def finite_vectors(texts: Sequence[str], encode: Encode, kinds: Kinds = None) ->
         UserError: a vector is not finite.
     """
     vectors = embed_once(texts, encode, kinds)
+    if not isinstance(vectors, np.ndarray):  # BM25's
+        return vectors
     bad = np.flatnonzero(~np.isfinite(vectors).all(1))
     if len(bad):
         raise UserError(
@@ -279,3 +281,9 @@ def finite_vectors(texts: Sequence[str], encode: Encode, kinds: Kinds = None) ->
             f"{len(bad) - 1} more texts); train it with a lower learning rate, or in float32"
         )
     return vectors
+
+
+def products(queries: Any, documents: Any) -> np.ndarray:
+    """Scores (Q, N) of vectors (Q, D) and (N, D), dense or sparse."""
+    scores = queries @ documents.T
+    return scores if isinstance(scores, np.ndarray) else np.asarray(scores.toarray())

@@ -1,5 +1,8 @@
 """Rows that teach nobody, against their slow twins."""
 
+import math
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +14,9 @@ from stages.encoder.model import load_for_inference
 from stages.encoder.settings import EncoderSettings
 from stages.errors import UserError
 from stages.evaluate.baselines import BaselineSettings, WordsSource, WordVectors
+from stages.evaluate.bm25 import Bm25
 from stages.evaluate.sts import spearman
+from stages.evaluate.tables import products
 from stages.recipe import Recipe
 from stages.rows import unit_rows
 from tests.support.here import make_here
@@ -79,8 +84,11 @@ def test_files_that_are_no_word_vectors(tmp_path, lines, message):
 @pytest.mark.parametrize(
     ("baseline", "message"),
     [
-        ({"name": "x"}, "give either model or words"),
-        ({"name": "x", "model": "m", "words": "w.txt"}, "give either model or words"),
+        ({"name": "x"}, "give one of model, words and bm25"),
+        ({"name": "x", "model": "m", "words": "w.txt"}, "give one of model, words and bm25"),
+        ({"name": "x", "model": "m", "bm25": True}, "give one of model, words and bm25"),
+        ({"name": "x", "bm25": True, "whitening": 8}, "`whitening` has no effect on bm25"),
+        ({"name": "x", "bm25": True, "max_length": 8}, "`max_length` has no effect on bm25"),
         ({"name": "x", "words": "w.txt", "pooling": "cls"}, "`pooling` has no effect on words"),
         ({"name": "x", "model": "m", "whitening": 0}, "greater than or equal to 1"),
     ],
@@ -154,3 +162,74 @@ def test_whitening_to_more_dimensions_than_there_are(tmp_path, teacher_folder, s
     )  # fmt: skip
     with pytest.raises(UserError, match="whitening is 49, but there are 48 dimensions"):
         make_here(Recipe.model_validate(raw), "evaluate:w:made-up")
+
+
+DOCUMENTS = [
+    "The old cat sat.", "A cat, a cat and a dog!", "Nothing of the kind", "the the the", "...",
+    "Ein Hund läuft weit über die Felder und das Wasser",
+]  # fmt: skip
+QUERIES = ["cat", "the cat the", "HUND läuft", "unknown", ""]
+
+
+def bm25_twin(query, texts):
+    """The formula word by word."""
+    split = [re.findall(r"\w+", text.lower()) for text in texts]
+    mean = sum(map(len, split)) / len(split)
+    scores = []
+    for words in split:
+        score = 0.0
+        for word in re.findall(r"\w+", query.lower()):
+            n, f = sum(word in other for other in split), words.count(word)
+            idf = math.log(1 + (len(texts) - n + 0.5) / (n + 0.5))
+            score += idf * f * 2.2 / (f + 1.2 * (0.25 + 0.75 * len(words) / mean))
+        scores.append(score)
+    return scores
+
+
+def test_bm25_is_its_formula():
+    bm25 = Bm25()
+    documents = bm25.encode_documents(DOCUMENTS)
+    found = products(bm25.encode_unit(QUERIES), documents)
+    np.testing.assert_allclose(found, [bm25_twin(q, DOCUMENTS) for q in QUERIES], rtol=1e-5)
+    with pytest.raises(UserError, match="none of 2 documents has a word"):
+        bm25.encode_documents(["...", "!"])
+
+
+def test_bm25_is_a_row_of_retrieval_and_nothing_else(tmp_path, teacher_folder, student_folder):
+    raw = with_baselines(tmp_path, teacher_folder, student_folder, {"name": "bm25", "bm25": True})
+    with pytest.raises(ValueError, match="baseline 'bm25': bm25 ranks documents, and there is no"):
+        Recipe.model_validate(raw)
+    texts = make_sentences(40)
+    lines = [f"d{n}\t{text}" for n, text in enumerate(texts)]
+    (tmp_path / "documents.tsv").write_text("\n".join(["id\ttext", *lines]))
+    asked = {f"q{n}": " ".join(texts[n].split()[:2]) for n in range(10)}
+    (tmp_path / "queries.tsv").write_text(
+        "\n".join(["id\ttext", *(f"{one}\t{text}" for one, text in asked.items())])
+    )
+    (tmp_path / "relevance.tsv").write_text(
+        "\n".join(["query\tdocument\tlabel", *(f"q{n}\td{n}\t1" for n in range(10))])
+    )
+    (tmp_path / "reranking.tsv").write_text("\n".join(["query\tcandidate\tlabel", *(
+        f"{asked[f'q{n}']}\t{texts[m]}\t{int(m == n)}" for n in range(10) for m in (n, n + 10)
+    )]))  # fmt: skip
+    files = {n: str(tmp_path / f"{n}.tsv") for n in ("queries", "documents", "relevance")}
+    raw["evaluate"] |= {
+        "corpora": [{"name": "own"} | files],
+        "reranking": [{"name": "few", "path": str(tmp_path / "reranking.tsv")}],
+    }
+    recipe = Recipe.model_validate(raw)
+    names = [name for name in make_plan(recipe).graph if name.startswith("evaluate:bm25")]
+    assert names == ["evaluate:bm25:retrieval-own", "evaluate:bm25:reranking-few"]
+    make_here(recipe, *names)
+    results = collect(make_plan(recipe))
+    found = results.figures(results.encoders[0])
+    reciprocal, reranked = [], []
+    for n in range(10):
+        scores = np.array(bm25_twin(asked[f"q{n}"], list(dict.fromkeys(texts))))
+        of_text = dict(zip(dict.fromkeys(texts), scores, strict=True))
+        ids = sorted(range(40), key=lambda m: (of_text[texts[m]], f"d{m}"), reverse=True)
+        place = ids.index(n)
+        reciprocal.append(1 / (1 + place) if place < 10 else 0)
+        reranked.append(1.0 if of_text[texts[n]] > of_text[texts[n + 10]] else 0.5)
+    assert found["MRR@10 own"].value == pytest.approx(100 * np.mean(reciprocal))
+    assert found["MRR@10 few"].value == pytest.approx(100 * np.mean(reranked))

@@ -162,9 +162,11 @@ def test_classification_is_logistic_regression_on_mtebs_draws(tmp_path):
         name="x", path=write_labelled(tmp_path / "x.tsv"), samples_per_label=2
     )
     splits = test.load()
-    (figure,) = test.score(base.Tested(encode, None), _Work()).figures
+    result = test.score(base.Tested(encode, None), _Work())
+    (figure,) = result.figures
     train, labels = splits["train"], splits["train"].labels
     order, expected = list(range(len(labels))), []
+    right = np.zeros(len(splits["test"].labels))
     for _ in range(10):
         np.random.RandomState(42).shuffle(order)
         first = [[r for r in order if labels[r] == label][:2] for label in range(3)]
@@ -173,6 +175,8 @@ def test_classification_is_logistic_regression_on_mtebs_draws(tmp_path):
         model.fit(encode([train.texts[row][0] for row in rows]), labels[rows])
         answers = model.predict(encode([text for (text,) in splits["test"].texts]))
         expected.append(100 * (answers == splits["test"].labels).mean())
+        right += (answers == splits["test"].labels) / 10
+    np.testing.assert_allclose(result.items["x"].values, right)
     assert figure.value == pytest.approx(np.mean(expected))
     assert figure.interval == pytest.approx((min(expected), max(expected)))
     assert [len(draw) for draw in sampled(labels, 2, 3)] == [6, 6, 6]
