@@ -10,11 +10,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from pipeline.report.figures import Results
+from pipeline.report.figures import read_results
 from pipeline.report.table import results_table
 from pipeline.store.artifacts import ArtifactStore
 from stages.errors import UserError
-from stages.files import Root, masked_uri
+from stages.files import Root, masked_uri, understood
 from tune.trials import TrialLog
 
 RUN_FILES = ("report.html", "results.json", "recipe.yaml")
@@ -78,16 +78,20 @@ def _newest_ended(root: Root, name: str) -> str | None:
 
 def _fetch_run(store: ArtifactStore, record: str, target: Path) -> list[str]:
     _fetch(store.root, record, RUN_FILES, target)
-    results = Results.read(json.loads((target / "results.json").read_bytes()))
+    results = read_results(store.root, record)
     lines = [results_table(results), ""]
+    name = f"{record}/student.json"
     try:
-        student = json.loads(store.root.read(f"{record}/student.json"))
+        data = store.root.read(name)
     except FileNotFoundError:
         return [*lines, "no student: the run had none to export, or an older Sentray made it"]
-    for folder in (student["folder"], *student.get("more", [])):
+    with understood(store.root.shown(name)):
+        student = json.loads(data)
+        folders, card = [student["folder"], *student.get("more", [])], str(student["card"])
+    for folder in folders:
         source = store.open(folder).folder_path("model")
         shutil.copytree(source, target / "student", dirs_exist_ok=True)
-    (target / "student" / "README.md").write_text(student["card"], encoding="utf-8")
+    (target / "student" / "README.md").write_text(card, encoding="utf-8")
     return lines
 
 

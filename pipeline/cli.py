@@ -1,6 +1,7 @@
 """The command line. `plan`, `show` and a `run` with nothing to do import neither torch nor Ray."""
 
 import argparse
+import errno
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -9,6 +10,7 @@ from pipeline.options import add_run_options, add_set
 from pipeline.run.stopping import Ended, end_process, ended_by_signals
 from stages.errors import Stopped, UserError
 from stages.kinds import KINDS
+from stages.plain import check_scalar, for_people, shortened
 
 
 def command() -> NoReturn:
@@ -21,19 +23,52 @@ def main(arguments: list[str] | None = None) -> int:
     128 + N ended by signal N; unexpected failures keep their traceback."""
     options = _parser().parse_args(arguments)
     try:
+        _check_arguments(options)
         with ended_by_signals():
             return int(options.command(options))
     except Stopped as error:
         print(f"sentray: {error}", file=sys.stderr)
         return 75
-    except UserError as error:
-        from stages.variables import hide_values
-
-        print(f"sentray: {hide_values(str(error))}", file=sys.stderr)
-        return 2
     except Ended as end:
         print("sentray: ended; run again to continue", file=sys.stderr)
         return end.exit_code
+    except (UserError, OSError, ValueError, RuntimeError) as error:
+        told = _told(error)
+        if told is None:
+            raise
+        from stages.variables import hide_values
+
+        print(f"sentray: {for_people(hide_values(told))}", file=sys.stderr)
+        return 2
+
+
+def _check_arguments(options: argparse.Namespace) -> None:
+    """Raises UserError: what no file, model or setting can be called."""
+    for name, value in vars(options).items():
+        for one in value if isinstance(value, list) else [value]:
+            try:
+                check_scalar(one)
+            except ValueError as error:
+                raise UserError(f"{name.replace('_', ' ')}: {error}") from None
+
+
+def _told(error: Exception) -> str | None:
+    """What to tell the user, if that is who can mend it."""
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, OSError):
+        too_long = error.errno == errno.ENAMETOOLONG
+        return f"{shortened(str(error.filename))}: the name is too long" if too_long else None
+    if isinstance(error, RuntimeError):
+        if "home directory" not in str(error):
+            return None
+        return "a path begins with ~ and a user whom this machine does not know"  # pathlib's
+    # settings that were made of arguments; pydantic is there where it raised
+    pydantic = sys.modules.get("pydantic")
+    if pydantic is None or not isinstance(error, pydantic.ValidationError):
+        return None
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg'].removeprefix('Value error, ')}"
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -123,6 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     from cluster.commands import add_commands
     from pipeline.compare.command import add_compare
     from pipeline.new.command import add_new
+    from pipeline.upkeep.command import add_upkeep
 
     parser = argparse.ArgumentParser(
         prog="sentray", description="Train small sentence encoders from unlabelled text."
@@ -172,6 +208,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     encode.set_defaults(command=_encode)
     add_compare(commands)
+    add_upkeep(commands)
     add_commands(commands)
     return parser
 

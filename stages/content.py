@@ -1,7 +1,7 @@
 """What a path or a list of packages *is*, apart from where it lies.
 
 Files count by content, so a moved file is the same input. Contents are hashed once: digests are
-kept in the user's cache folder under (path, size, modification time).
+kept in the user's cache folder under the path, size, times and inode.
 """
 
 import hashlib
@@ -24,16 +24,24 @@ def cache_folder() -> Path:
     return Path(base).expanduser() / "sentray"
 
 
-def describe_path(path: str, setting: str) -> dict[str, Any]:
+def describe_path(path: str, setting: str, deep: bool = False) -> dict[str, Any]:
     """Content of a file and its kind (the suffix), or content of a folder's files by name.
 
+    Args:
+        deep: whether files in the folder's folders are read too.
+
     Raises:
-        UserError: nothing is there; names `setting`.
+        UserError: nothing is there, or a link in the folder leads nowhere; names `setting`.
     """
     place = Path(path).expanduser()
     if place.is_dir():
-        files = sorted(p for p in place.rglob("*") if p.is_file() and not p.name.startswith("."))
-        return {"files": {p.relative_to(place).as_posix(): digest(p) for p in files}}
+        there = sorted(place.rglob("*") if deep else place.iterdir())
+        there = [one for one in there if not one.name.startswith(".")]
+        for one in there:
+            if not one.exists():
+                raise UserError(f"{setting}: the link {one} leads nowhere; mend it or take it out")
+        files = [one for one in there if one.is_file()]
+        return {"files": {one.relative_to(place).as_posix(): digest(one) for one in files}}
     if not place.is_file():
         shown = masked_uri(path) if "://" in path else place
         raise UserError(f"{setting}: there is no file or folder {shown}")
@@ -57,16 +65,17 @@ def describe_packages(packages: list[str] | None) -> dict[str, Any]:
 
 
 def digest(file: Path) -> str:
-    """SHA-256 (hex) of a file's content, remembered while its size and time stay the same."""
+    """SHA-256 (hex) of a file's content, remembered while its size, times and inode are the same:
+    whoever puts another file of the same size in its place can set all but the time of change."""
     stat = file.stat()
-    return _digest(file.resolve(), stat.st_size, stat.st_mtime_ns)
+    return _digest(file.resolve(), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
 
 
 @cache  # an encoder's files are asked for once for each of its nodes
-def _digest(file: Path, num_bytes: int, mtime_ns: int) -> str:
-    key = hashlib.sha256(f"{file}|{num_bytes}|{mtime_ns}".encode()).hexdigest()
+def _digest(file: Path, *state: int) -> str:
+    key = hashlib.sha256("|".join(map(str, (file, *state))).encode()).hexdigest()
     remembered = cache_folder() / "digests" / f"{key}.json"
-    if remembered.is_file():
+    with suppress(OSError, ValueError, KeyError, TypeError):  # damaged: it is hashed again
         return str(json.loads(remembered.read_text())["sha256"])
     with file.open("rb") as stream:
         found = hashlib.file_digest(stream, "sha256").hexdigest()

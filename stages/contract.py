@@ -148,11 +148,14 @@ class Stage(ABC):
     kind: names the artifacts' folder. version: bump it when the code changes what is computed.
     row_wise: the artifact has a shard for each shard of its first input, and is continued shard by
     shard.
+    wanted: people want it, and not only stages that read it; what nobody wants is made only for
+    those that lack it.
     """
 
     kind: ClassVar[str]
     version: ClassVar[int]
     row_wise: ClassVar[bool] = False
+    wanted: ClassVar[bool] = False
 
     @abstractmethod
     def identity(self, inputs: Mapping[str, Fingerprinted]) -> dict[str, Any]:

@@ -13,30 +13,61 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, ValidationInfo
 
 from stages import content
+from stages.plain import shortened
 
-RECIPE_PREFIX = "recipe:"
+RECIPE_PREFIX, PACKAGE_PREFIX = "recipe:", "package:"
+# Of file systems, in bytes: whole, and between two slashes
+LONGEST_PATH, LONGEST_NAME = 4000, 255
 
+# What a table, a node or a folder is called; file systems have 255 bytes for a name
+Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[^\t\r\n]+$")]
+# As a folder, a job or a node of a cluster may be called too
+Slug = Annotated[str, Field(max_length=100, pattern=r"^[a-z0-9][a-z0-9._-]*$")]
 # What every random generator here takes.
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 def _absolute_path(value: str) -> str:
-    return str(Path(value).expanduser().absolute()) if value and "://" not in value else value
+    return str(_expanded(value).absolute()) if value and "://" not in value else value
+
+
+def _expanded(value: str) -> Path:
+    """Raises ValueError: `~somebody` whom this machine does not know, or no file system has such
+    long names."""
+    if len(value) > LONGEST_PATH or max(map(len, value.encode().split(b"/"))) > LONGEST_NAME:
+        raise ValueError(f"a path of {len(value):,} characters is too long ({shortened(value)})")
+    try:
+        return Path(value).expanduser()
+    except RuntimeError:
+        user = value.partition("/")[0]
+        raise ValueError(f"'{user}': there is no such user here; write the folder itself") from None
 
 
 def _absolute_if_local(value: str) -> str:
     """Ids of a hub stay; what looks like a path, or is a folder here, is one."""
-    local = value and (value[0] in ".~" or Path(value).expanduser().is_dir())
+    local = value and (value[0] in ".~" or _expanded(value).is_dir())
     return _absolute_path(value) if local else value
 
 
 def _absolute_model(value: str, info: ValidationInfo) -> str:
     """As `_absolute_if_local`; other recipes are looked up from the folder of this one."""
+    # without a context it is no person's: a recipe's own student is called so
+    if info.context is not None and value in (RECIPE_PREFIX, PACKAGE_PREFIX):
+        raise ValueError(f"'{value}' names none; write it behind the colon")
     if not value.startswith(RECIPE_PREFIX):
         return _absolute_if_local(value)
     here = (info.context or {}).get("folder", Path.cwd())
-    file = Path(value.removeprefix(RECIPE_PREFIX)).expanduser()
+    file = _expanded(value.removeprefix(RECIPE_PREFIX))
     return RECIPE_PREFIX + os.path.normpath(here / file)
+
+
+def _named(value: str) -> str:
+    if not value:
+        raise ValueError("the path is empty; name a file or folder, or leave the setting out")
+    _, scheme, rest = value.rpartition("://")
+    if scheme and not rest.strip("/"):
+        raise ValueError(f"'{value}' names no bucket; write it behind the slashes")
+    return value
 
 
 @dataclass(frozen=True)
@@ -48,7 +79,7 @@ class _FileContent:
 @dataclass(frozen=True)
 class _DatasetContent:
     def describe(self, value: str, where: str) -> Any:
-        return content.describe_path(value, where) if Path(value).is_dir() else value
+        return content.describe_path(value, where, deep=True) if Path(value).is_dir() else value
 
 
 @dataclass(frozen=True)
@@ -59,9 +90,9 @@ class _Described:
         return value
 
 
-InputPath = Annotated[str, AfterValidator(_absolute_path), _FileContent()]
+InputPath = Annotated[str, AfterValidator(_named), AfterValidator(_absolute_path), _FileContent()]
 """A file or folder that is read; its content is identity."""
-StoragePath = Annotated[str, AfterValidator(_absolute_path)]
+StoragePath = Annotated[str, AfterValidator(_named), AfterValidator(_absolute_path)]
 """A local folder, `s3://...` or `gs://...` that is written; declare it with `execution`."""
 Dataset = Annotated[str, AfterValidator(_absolute_if_local), _DatasetContent()]
 """A data set: an id on the Hugging Face hub, or a local folder, which counts by content."""

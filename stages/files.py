@@ -7,6 +7,7 @@ publish an object only when its upload is closed, so the bytes are complete befo
 import errno
 import os
 import re
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from pyarrow import fs as pafs
 
 from stages.errors import StorageError, UserError
 from stages.object_store import NoConditionalWrites, create_object, read_object
+from stages.plain import shortened
 
 REQUESTS_AT_ONCE = 16
 
@@ -34,6 +36,26 @@ def masked_uri(uri: str) -> str:
     return SECRET_QUERY.sub(r"\1***", CREDENTIALS.sub(r"\1***@", uri))
 
 
+@contextmanager
+def understood(place: str) -> Iterator[None]:
+    """What was stored and is not as it was written becomes one message.
+
+    Args:
+        place: of the file, for people.
+
+    Raises:
+        StorageError: in place of what reading or looking into damaged data raises.
+    """
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        reason = shortened(" ".join(f"{type(error).__name__}: {error}".split()))
+        raise StorageError(
+            f"{place}: is damaged, or of another version of Sentray ({reason}). Move it away, and "
+            "what it stood for is made again"
+        ) from None
+
+
 class Root:
     """A folder on some file system; every path is relative to it, with forward slashes."""
 
@@ -44,6 +66,8 @@ class Root:
                 "saved with every run); set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the "
                 "like, instead"
             )
+        if "://" in uri and not uri.partition("://")[2].strip("/"):
+            raise UserError(f"storage '{uri}': it names no bucket; write it behind the slashes")
         self.uri = uri
         try:
             if "://" in uri:
@@ -120,7 +144,20 @@ class Root:
         with self._readable_errors():
             found = self.fs.get_file_info(selector)
         files = (info for info in found if info.type == pafs.FileType.File)
-        return {info.path.rpartition(f"/{folder}/")[2]: info.size for info in files}
+        above = f"/{folder}/" if folder else f"{self.base}/"
+        return {info.path.rpartition(above)[2]: info.size for info in files}
+
+    def age(self, name: str) -> float:
+        """Seconds since a file was written, by the storage's clock and ours.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        with self._readable_errors():
+            info = self.fs.get_file_info(self.path(name))
+        if info.type == pafs.FileType.NotFound:
+            raise FileNotFoundError(name)
+        return max(0.0, time.time() - info.mtime_ns / 1e9)
 
     def write(self, name: str, data: bytes) -> None:
         """Writes a file whole.

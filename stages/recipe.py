@@ -28,15 +28,13 @@ from stages.embed.given import VectorsSettings
 from stages.encoder.settings import EncoderSettings
 from stages.evaluate.settings import EvaluateSettings
 from stages.export.settings import ExportSettings
-from stages.fields import ModelName, StoragePath
+from stages.fields import ModelName, Slug, StoragePath
 from stages.ranks.settings import RanksSettings
 from stages.rewrite.settings import PerturbSettings
 from stages.sentences.settings import SentencesSettings
 from stages.settings import Extensible, added, execution
 from stages.train.settings import DevSettings, StudentSettings, TrainSettings
 from stages.variables import Texts, with_texts
-
-NAME = r"^[a-z0-9][a-z0-9._-]*$"
 
 
 class TeacherSettings(EncoderSettings):
@@ -53,7 +51,7 @@ class TeacherSettings(EncoderSettings):
         description="An OpenAI-compatible embeddings endpoint that is asked for the vectors of the "
         "sentences, instead of a model.",
     )
-    name: str = Field(description="Name in tables, node names and artifact names.", pattern=NAME)
+    name: Slug = Field(description="Name in tables, node names and artifact names.")
     weight: float = Field(
         1.0,
         gt=0,
@@ -129,7 +127,7 @@ class TeacherSettings(EncoderSettings):
 class Recipe(Extensible):
     additions = "sections"
 
-    name: str = Field(description="Name of the student, its folder and its report.", pattern=NAME)
+    name: Slug = Field(description="Name of the student, its folder and its report.")
     plugins: list[str] = execution(
         [], description="Python packages that add stages, objectives, evaluations and more."
     )

@@ -12,10 +12,19 @@ Settings classes import neither torch nor Ray, so that reading a recipe stays fa
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Protocol, Self, get_args, runtime_checkable
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from stages.plain import check_plain, check_scalar
 from stages.plugins import plugin_of
 
 
@@ -50,6 +59,22 @@ class Content(Protocol):
 
 class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _scalar(cls, value: Any) -> Any:
+        """Before types are looked at, and files on disk."""
+        check_scalar(value)
+        return value
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _plain_inside(cls, value: Any) -> Any:
+        """What lists and mappings hold; nested settings have looked at their own."""
+        items = value.values() if isinstance(value, dict) else value
+        if isinstance(value, dict | list) and not any(isinstance(x, BaseModel) for x in items):
+            check_plain(value)
+        return value
 
     def identity(self, where: str = "") -> dict[str, Any]:
         """The settings that change the result, as plain values; files and models by content.

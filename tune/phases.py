@@ -190,7 +190,7 @@ class _Phases:
             recipe = search.recipe_of(best.values, trial.seed)
             recipe = recipe.model_copy(update={"name": f"{search.name}-best"})
             plan = make_plan(recipe)
-            missing = [planned.node for planned in plan.nodes.values() if not planned.done]
+            missing = [planned.node for planned in plan.nodes.values() if planned.to_do]
             tests = [
                 node.name for node in missing if (label := node.stage.measures) and label.is_student
             ]
@@ -273,7 +273,7 @@ class _Phases:
         if self._is_open:
             return
         plan = make_plan(self._search.recipe)
-        check_nodes(planned.node for planned in plan.nodes.values() if not planned.done)
+        check_nodes(planned.node for planned in plan.nodes.values() if planned.to_do)
         self._out(f"{self._search.name}: starting Ray")
         from pipeline.run.session import ray_session
 

@@ -8,14 +8,12 @@ search:
       {tied: train.objectives.listnet.teacher_temperature, factor: 2}
 """
 
-import json
 import re
 from typing import Any, Literal
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from stages.fields import Seed
-from stages.recipe import NAME
+from stages.fields import Seed, Slug
 from stages.settings import Settings, late
 
 # Settings that a training reads at every step.
@@ -70,12 +68,6 @@ class Dimension(Settings):
             raise ValueError(f"give exactly one of {', '.join(KINDS)}")
         if self.values is not None and not self.values:
             raise ValueError(f"{given[0]} has no values; name at least one")
-        try:
-            json.dumps([self.values, self.when], allow_nan=False)
-        except (TypeError, ValueError):
-            raise ValueError(
-                "a value is a date (quote it), .nan or .inf, which no setting can be"
-            ) from None
         if self.factor != 1.0 and self.tied is None:
             raise ValueError(f"factor belongs to tied, not to {given[0]}")
         if [] in self.when.values():
@@ -134,10 +126,8 @@ class Confirmation(Settings):
 
 
 class SearchSettings(Settings):
-    name: str | None = Field(
-        None,
-        description="Folder under `tune/` of the storage; null: the recipe's name.",
-        pattern=NAME,
+    name: Slug | None = Field(
+        None, description="Folder under `tune/` of the storage; null: the recipe's name."
     )
     space: dict[str, Dimension] = late(
         min_length=1,

@@ -3,7 +3,7 @@
 import json
 
 from pipeline.report.differences import with_differences
-from pipeline.report.figures import Results
+from pipeline.report.figures import Results, read_results
 from pipeline.store.artifacts import ArtifactStore
 from pipeline.store.history import newest_record
 from stages.contract import EncoderLabel, Figure, Measurement
@@ -52,7 +52,7 @@ def _row(store: ArtifactStore, name: str) -> dict[tuple[str, str], tuple[Figure,
             f"compare {name}: there is no finished run of '{recipe}' (recipes run here: {known}); "
             "for models without a recipe there is `sentray evaluate`"
         )
-    results = Results.read(json.loads(store.root.read(f"{record}/results.json")))
+    results = read_results(store.root, record)
     if not results.sources:
         raise UserError(
             f"compare {name}: that run is of an older version, which did not keep what figures "

@@ -1,7 +1,8 @@
 """What would run, and why. Reads manifests and records only: no torch, no Ray."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.plan.graph import Node, build_graph
@@ -19,6 +20,7 @@ class Planned:
 
     damage: what a published artifact lacks. Nothing can read it until it is made again; whether
         that must be, who reads it knows.
+    spare: it is not there, and nothing that is to be made reads it.
     """
 
     node: Node
@@ -26,10 +28,15 @@ class Planned:
     manifest: Manifest | None
     reason: str
     damage: str | None = None
+    spare: bool = False
 
     @property
     def done(self) -> bool:
         return self.manifest is not None
+
+    @property
+    def to_do(self) -> bool:
+        return not self.done and not self.spare
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,15 @@ class Plan:
         """The nodes alone."""
         return {name: planned.node for name, planned in self.nodes.items()}
 
+    def missing_for(self, targets: Iterable[str]) -> list[Node]:
+        """What is not there of these nodes, and of what their making needs; in an order in which
+        they can be made."""
+        needed = set(targets)
+        for name, planned in reversed(self.nodes.items()):
+            if name in needed and not planned.done:
+                needed.update(planned.node.inputs.values())
+        return [one.node for name, one in self.nodes.items() if name in needed and not one.done]
+
 
 def make_plan(recipe: Recipe) -> Plan:
     """Every node of the recipe with its state."""
@@ -83,7 +99,14 @@ def make_plan(recipe: Recipe) -> Plan:
             if damage is not None:
                 reason = f"damaged: {damage}; make it again with --force {node.name}"
         planned[node.name] = Planned(node, folder, manifest, reason, damage)
-    return Plan(recipe, graph.recipes, planned)
+    plan = Plan(recipe, graph.recipes, planned)
+    read = {name for node in graph.nodes.values() for name in node.inputs.values()}
+    wanted = {name for name, node in graph.nodes.items() if name not in read or node.stage.wanted}
+    missing = {node.name for node in plan.missing_for(wanted)}
+    for name, one in planned.items():
+        if not one.done and name not in missing:
+            planned[name] = replace(one, reason="not there, and not needed", spare=True)
+    return plan
 
 
 def _why(
@@ -156,12 +179,12 @@ def plan_text(plan: Plan) -> str:
     place = max(len(one.folder) for one in everyone)
     lines = [f"{plan.recipe.name}: storage {masked_uri(plan.recipe.storage)}"]
     for one in everyone:
-        mark = "!" if one.damage else "=" if one.done else "+"
+        mark = "!" if one.damage else "=" if one.done else "-" if one.spare else "+"
         lines.append(f" {mark} {one.node.name:<{width}}  {one.folder:<{place}}  {one.reason}")
-        if not one.done and one.node.inputs:
+        if one.to_do and one.node.inputs:
             lines.append(f"   {'':<{width}}  reads {', '.join(one.node.inputs.values())}")
     lines += [f"warning: {warning}" for warning in plan.recipe.warnings()]
-    to_do = sum(not one.done for one in everyone)
+    to_do = sum(one.to_do for one in everyone)
     damaged = sum(one.damage is not None for one in everyone)
     end = f"{to_do} of {len(plan.nodes)} to do" if to_do else "nothing to do"
     lines.append(end + (f", {damaged} damaged" if damaged else ""))

@@ -8,19 +8,21 @@ what to change; an unknown setting is met with the nearest one that exists.
 import copy
 import difflib
 import os
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
+from pipeline.recipe.loader import LONGEST, read_yaml
 from stages.errors import UserError
+from stages.plain import shortened
 from stages.settings import Extensible
 from stages.variables import FILLED_IN, VARIABLE, Texts, hide_values, value_at
 
 M = TypeVar("M", bound=BaseModel)
+
+MOST_ERRORS = 10
 
 
 class Document:
@@ -37,32 +39,25 @@ class Document:
         self.title = f"{what} {path}"
         self.folder = Path(path).absolute().parent
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            with open(path, encoding="utf-8") as file:
+                text = file.read(LONGEST + 1)
         except (FileNotFoundError, IsADirectoryError):
             raise UserError(f"{self.title}: there is no such file") from None
         except UnicodeDecodeError:
             raise UserError(f"{self.title}: not a UTF-8 text file") from None
-        except OSError as error:
-            raise UserError(f"{self.title}: cannot be read ({error.strerror})") from None
-        try:
-            root = yaml.compose(text, Loader=_Loader)
-            self.raw: Any = yaml.load(text, Loader=_Loader)
-        except (yaml.YAMLError, ValueError) as error:  # ValueError: the thirteenth month
-            mark = getattr(error, "problem_mark", None)
-            line = f", line {mark.line + 1}" if mark else ""
-            problem = getattr(error, "problem", None) or str(error)
-            raise UserError(f"{self.title}{line}: not valid YAML ({problem})") from None
+        except (OSError, ValueError) as error:  # ValueError: a null character in its name
+            reason = getattr(error, "strerror", None) or error
+            raise UserError(f"{self.title}: cannot be read ({reason})") from None
+        if len(text) > LONGEST:
+            raise UserError(f"{self.title}: has more than {LONGEST:,} characters")
+        self.raw, self._lines = read_yaml(text, self.title)
         if not isinstance(self.raw, dict):
             raise UserError(f"{self.title}: is empty, or not a mapping of settings")
-        self._lines = _lines_of(root)
         for override in overrides or []:
             key, equals, text = override.partition("=")
             if not equals or not key:
                 raise UserError(f"--set {override}: write it as key.sub=value")
-            try:
-                value = yaml.load(text, Loader=_Loader)
-            except (yaml.YAMLError, ValueError):
-                raise UserError(f"--set {key}: the value is not valid YAML") from None
+            value, _ = read_yaml(text, f"--set {key}")
             assign(self.raw, key, value, f"--set {override}")
             self._lines[tuple(key.split("."))] = f"--set {key}"
 
@@ -106,9 +101,14 @@ class Document:
         try:
             raw = _expand(self.raw, (), model)
             return model.model_validate(raw, context=dict(context))
+        except RecursionError:
+            raise UserError(f"{self.title}: lists and mappings are nested too deep") from None
         except ValidationError as error:
             known = _KnownSettings(model, context.get("extensions"))
-            messages = [self._message(one, known, section) for one in error.errors()]
+            errors = error.errors()
+            messages = [self._message(one, known, section) for one in errors[:MOST_ERRORS]]
+            if len(errors) > MOST_ERRORS:
+                messages.append(f"and {len(errors) - MOST_ERRORS:,} more like these")
             raise UserError(f"{self.title}: " + "\n".join(messages)) from None
 
     def texts(self, settings: BaseModel) -> Texts:
@@ -131,10 +131,11 @@ class Document:
         if error["type"] == "missing":
             return f"{place}{path}: this setting is missing"
         if error["type"] == "value_error":
-            return f"{place}{path}: {hide_values(str(error['ctx']['error']))}"
+            text = hide_values(str(error["ctx"]["error"]))
+            return f"{place}{path}: {shortened(text, 1000)}"
         written = value_at(self.raw, where)
         given = written if isinstance(written, str) else error["input"]
-        return f"{place}{path}: {error['msg']}, not {hide_values(repr(given))}"
+        return f"{place}{path}: {error['msg']}, not {shortened(hide_values(repr(given)))}"
 
 
 def assign(raw: Any, key: str, value: Any, who: str, create: bool = True) -> None:
@@ -161,45 +162,6 @@ def assign(raw: Any, key: str, value: Any, who: str, create: bool = True) -> Non
         place[_list_place(place, last, who)] = value
     else:
         place[last] = value
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.2 numbers (3e-5 is a number, not a string), and no key twice."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, str):
-                raise yaml.constructor.ConstructorError(
-                    None, None, "a setting's name must be text", key_node.start_mark
-                )
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key '{key}' is there twice", key_node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$"),
-    list("-+.0123456789"),
-)
-
-
-def _lines_of(node: Any, where: tuple[str, ...] = ()) -> dict[tuple[str, ...], str]:
-    """`line 12` of every setting, by its path."""
-    found = {where: f"line {node.start_mark.line + 1}"} if where else {}
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            path = (*where, str(key.value))
-            found |= _lines_of(value, path) | {path: f"line {key.start_mark.line + 1}"}
-    elif isinstance(node, yaml.SequenceNode):
-        for number, value in enumerate(node.value):
-            found |= _lines_of(value, (*where, str(number)))
-    return found
 
 
 def _list_place(items: list[Any], part: str, who: str) -> int:

@@ -14,6 +14,7 @@ from pipeline.plan.graph import Node
 from pipeline.plan.plan import Plan
 from pipeline.store.artifacts import ArtifactStore
 from stages.contract import EncoderLabel, Figure, Measurement
+from stages.files import Root, understood
 
 ORDER = {"baseline": 0, "before": 1, "teacher": 2, "after": 3}
 
@@ -102,6 +103,17 @@ class Results:
         return Results(
             measurements, raw["notes"], raw["artifacts"], **known, differences=differences
         )
+
+
+def read_results(root: Root, record: str) -> Results:
+    """What a run wrote at its end into its record.
+
+    Raises:
+        StorageError: the file is damaged, or of a version with other figures.
+    """
+    name = f"{record}/results.json"
+    with understood(root.shown(name)):
+        return Results.read(json.loads(root.read(name)))
 
 
 def collect(plan: Plan) -> Results:

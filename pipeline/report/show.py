@@ -6,12 +6,12 @@ from typing import Any
 
 from pipeline.plan.plan import make_plan
 from pipeline.report.advice import advice_for
-from pipeline.report.figures import Results, collect
+from pipeline.report.figures import collect, read_results
 from pipeline.report.table import results_table
 from pipeline.store.artifacts import Artifact, ArtifactStore
-from pipeline.store.history import newest_record
+from pipeline.store.history import folders_of, newest_record
 from stages.builtin import BUILTIN
-from stages.errors import UserError
+from stages.errors import StorageError, UserError
 from stages.files import masked_uri
 from stages.plugins import load_extensions
 from stages.recipe import Recipe
@@ -41,25 +41,24 @@ def show(what: str, storage: str, num_rows: int, plugins: Sequence[str] = ()) ->
 
 
 def _run(store: ArtifactStore, record: str) -> str:
-    nodes = json.loads(store.root.read(f"{record}/run.json"))
+    folders = folders_of(store.root, record)
     lines = [record]
-    width = max(map(len, nodes), default=0)
-    for name, entry in nodes.items():
-        manifest = store.manifest(entry["folder"])
+    width = max(map(len, folders), default=0)
+    for name, folder in folders.items():
+        manifest = store.manifest(folder)
         state = f"{manifest.created}, {manifest.seconds:,.0f} s" if manifest else "not finished"
         if manifest and str(manifest.usage):
             state += f" ({manifest.usage})"
-        lines.append(f"  {name:<{width}} {entry['folder']:<40} {state}")
+        lines.append(f"  {name:<{width}} {folder:<40} {state}")
     if store.root.list(f"{record}/log"):
         lines.append(f"log: {store.root.shown(record)}/log")
     if store.root.exists(f"{record}/results.json"):
-        raw = json.loads(store.root.read(f"{record}/results.json"))
-        if "measurements" in raw:
-            results = Results.read(raw)
-            lines += ["", results_table(results)]
-            lines += ["", results.advice] if results.advice else []
-        else:  # of a version before typed figures
-            lines += ["", f"figures of an older version: {store.root.path(record)}/results.json"]
+        try:
+            results = read_results(store.root, record)
+        except StorageError as error:  # all else of the run can be shown
+            return "\n".join([*lines, "", str(error)])
+        lines += ["", results_table(results)]
+        lines += ["", results.advice] if results.advice else []
     return "\n".join(lines)
 
 
@@ -114,7 +113,7 @@ def show_result(recipe: Recipe) -> str:
         return "no results yet: the evaluation has not been made"
     record = newest_record(store.root, recipe.name, plan.folders)
     if record is not None:
-        results = Results.read(json.loads(store.root.read(f"{record}/results.json")))
+        results = read_results(store.root, record)
     lines = ["", results_table(results), ""]
     if line := results.advice or advice_for(plan, results):
         lines.append(line)

@@ -41,7 +41,7 @@ class RunLog:
 
         Args:
             stage: the node's name; "" for the run.
-            event: started, said, done, failed or stopped.
+            event: started, said, done, failed, stopped or ended.
         """
         entry: dict[str, Any] = {"stage": stage, "event": event, "text": hide_values(text)}
         if figures:  # what is no number is null: JSON knows no NaN
@@ -60,7 +60,9 @@ class RunLog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is not None:
+        if error is None:
+            self.add("", "ended", "", NO_FIGURES)
+        else:
             event = "stopped" if isinstance(error, Stopped | KeyboardInterrupt) else "failed"
             self.add("", event, f"{type(error).__name__}: {error}", NO_FIGURES)
         self.write()

@@ -22,7 +22,7 @@ from pipeline.run.scheduler import run_ready
 from pipeline.run.stopping import asked_by_signals
 from pipeline.run.work import NodeWork, works_of
 from pipeline.store.copies import used_meanwhile
-from pipeline.store.leases import Lease, Leases
+from pipeline.store.leases import Lease, Leases, run_lease
 from stages.builtin import BUILTIN
 from stages.errors import Stopped
 from stages.plugins import load_extensions
@@ -68,6 +68,7 @@ def make(
         asked_by_signals(asked, out),
     ):
         progress = Progress(out, log, RunMetrics(plan.recipe.name))
+        leases.hold(run_lease(record), progress.said_last)
         making = _Making(plan, wanted, again, pools, places, board, progress, leases)
 
         def ask() -> set[str]:

@@ -38,6 +38,7 @@ class Progress:
         self.log.add(node, event, text, figures)
         self.metrics.figures(node, figures)
         with self._lock:
+            self._said.pop(node, None)  # the newest is the last
             self._said[node] = text = hide_values(text)
             now = time.monotonic()
             recent = now - self._last.get(node, 0.0) < SECONDS_BETWEEN_LINES
@@ -51,6 +52,11 @@ class Progress:
     def said(self, node: str) -> str:
         """What a node said last."""
         return self._said.get(node, "")
+
+    def said_last(self) -> str:
+        """What any node said last."""
+        node, text = next(reversed(self._said.items()), ("", ""))
+        return f"{node}: {text}" if node else ""
 
     def relay(self, board: Any) -> None:
         """Tells what workers have told the board since."""

@@ -80,10 +80,10 @@ def choose(
         for node in nodes.values():
             if again.intersection(node.inputs.values()):
                 again.add(node.name)
-    wanted = [one.node for one in plan.nodes.values() if not one.done or one.node.name in again]
     if only is not None:
         names = named(only, nodes)
-        wanted = [node for node in wanted if node.name in names]
+        wanted = [node for node in nodes.values() if node.name in names]
+        wanted = [node for node in wanted if node.name in again or not plan.nodes[node.name].done]
         again &= set(names)
         for node in wanted:
             missing = [
@@ -95,7 +95,11 @@ def choose(
                 raise UserError(
                     f"--only {only}: it reads {', '.join(missing)}, which must be made first"
                 )
-    return wanted, again
+        return wanted, again
+    read = {read for name in again for read in nodes[name].inputs.values()}
+    lacking = {node.name for node in plan.missing_for(read)} | again
+    lacking |= {name for name, one in plan.nodes.items() if one.to_do}
+    return [node for name, node in nodes.items() if name in lacking], again
 
 
 def named(given: str, nodes: Mapping[str, Node]) -> list[str]:
@@ -139,11 +143,7 @@ def make_needed(
         record: folder of what is kept of it, to get its log.
     """
     plan = make_plan(recipe)
-    needed = set(names)
-    for planned in reversed(plan.nodes.values()):
-        if planned.node.name in needed and not planned.done:
-            needed.update(planned.node.inputs.values())
-    wanted = [one.node for one in plan.nodes.values() if one.node.name in needed and not one.done]
+    wanted = plan.missing_for(names)
     check_undamaged(plan, wanted, set())
     make(plan, wanted, set(), out, pools, record)
 

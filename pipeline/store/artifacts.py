@@ -32,7 +32,7 @@ from pipeline.store.manifest import (
     read_shard,
 )
 from stages.errors import StorageError, UserError
-from stages.files import Root
+from stages.files import Root, understood
 
 MANIFEST = "manifest.json"
 # How names of artifacts' folders end: with the first digits of the fingerprint.
@@ -75,11 +75,13 @@ class ArtifactStore:
         return None
 
     def _read(self, folder: str) -> Manifest | None:
+        name = f"{folder}/{MANIFEST}"
         try:
-            raw = json.loads(self.root.read(f"{folder}/{MANIFEST}"))
+            data = self.root.read(name)
         except FileNotFoundError:
             return None
-        return read_manifest(raw)
+        with understood(self.root.shown(name)):
+            return read_manifest(data)
 
     def finished_shards(self, folder: str) -> dict[int, ShardRecord]:
         """The ledger: shards whose record and data are there, published or not."""
@@ -90,20 +92,24 @@ class ArtifactStore:
             for name in sizes
             if name.startswith("shards/") and name[7:].removesuffix(".json").isdecimal()
         ]
-        for raw in self.root.read_all(names):
-            record = read_shard(json.loads(raw))
+        for name, data in zip(names, self.root.read_all(names), strict=True):
+            with understood(self.root.shown(name)):
+                record = read_shard(data)
             if not _gone(record.files.values(), sizes):
                 found[record.number] = record
         return found
 
     def finished_shard(self, folder: str, number: int) -> ShardRecord | None:
         """A shard of the ledger, if its record and data are there."""
+        name = _record(folder, number)
         try:
-            record = read_shard(json.loads(self.root.read(_record(folder, number))))
+            data = self.root.read(name)
         except FileNotFoundError:
             return None
-        data = record.files.values()
-        return record if all(self.root.exists(f"{folder}/{one.path}") for one in data) else None
+        with understood(self.root.shown(name)):
+            record = read_shard(data)
+        files = record.files.values()
+        return record if all(self.root.exists(f"{folder}/{one.path}") for one in files) else None
 
     def whole_shards(self, folder: str, rows: Mapping[int, int]) -> list[ShardRecord]:
         """The ledger's shards where it has all of them.

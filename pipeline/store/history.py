@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from stages.files import Root
+from stages.files import Root, understood
 
 
 def start_record(
@@ -58,8 +58,10 @@ def newest_record(
             continue
         if artifacts is None:
             return folder
-        if json.loads(root.read(f"{folder}/results.json"))["artifacts"] == artifacts:
-            return folder
+        name = f"{folder}/results.json"
+        with understood(root.shown(name)):
+            if json.loads(root.read(name))["artifacts"] == artifacts:
+                return folder
     return None
 
 
@@ -73,8 +75,7 @@ def artifacts_in_history(root: Root, known: dict[str, set[str]]) -> set[str]:
         for stamp in root.list(f"history/{name}"):
             run = f"history/{name}/{stamp}"
             if run not in known and root.exists(f"{run}/run.json"):
-                record = json.loads(root.read(f"{run}/run.json"))
-                known[run] = {entry["folder"] for entry in record.values()}
+                known[run] = set(folders_of(root, run).values())
     return set().union(*known.values())
 
 
@@ -83,5 +84,13 @@ def last_settings(root: Root, recipe_name: str) -> dict[str, Any]:
     folder = newest_record(root, recipe_name)
     if folder is None:
         return {}
-    record = json.loads(root.read(f"{folder}/run.json"))
-    return {name: entry["settings"] for name, entry in record.items()}
+    name = f"{folder}/run.json"
+    with understood(root.shown(name)):
+        return {node: one["settings"] for node, one in json.loads(root.read(name)).items()}
+
+
+def folders_of(root: Root, record: str) -> dict[str, str]:
+    """A run's artifacts by node."""
+    name = f"{record}/run.json"
+    with understood(root.shown(name)):
+        return {node: str(one["folder"]) for node, one in json.loads(root.read(name)).items()}

@@ -36,6 +36,8 @@ from stages.text import user_name
 BEAT_SECONDS = 5.0
 # Six beats: a storage that stumbles for some seconds costs nobody its work.
 STALE_SECONDS = 30.0
+# Beyond any stumbling storage and any two clocks that are set by the network.
+FORGOTTEN_SECONDS = 300.0
 # Between two lines about the same wait.
 TELL_SECONDS = 30.0
 
@@ -54,6 +56,24 @@ class Holder:
     process: list[Any]
     beat: int = 0
     said: str = ""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A lease as somebody else sees it.
+
+    age: seconds since the holder last wrote it, by the storage's clock and ours.
+    """
+
+    folder: str
+    holder: Holder
+    age: float
+
+    @property
+    def alive(self) -> bool:
+        """Whether the holder is at work, as far as can be known without waiting: surely where it
+        was on this machine, else by its age. Nothing is taken over on this ground."""
+        return not _is_gone(self.holder) and self.age < FORGOTTEN_SECONDS
 
 
 @dataclass
@@ -150,6 +170,10 @@ class Leases:
             self._stop.wait(min(1.0, self._beat_seconds / 2))
         return None
 
+    def hold(self, folder: str, said: Callable[[], str]) -> Lease | None:
+        """A lease that nobody waits for, which tells others that we are at work."""
+        return self._create(folder, 1, said)
+
     def release(self, lease: Lease) -> None:
         """Gives a lease back; where the storage fails it becomes stale instead."""
         with self._lock, suppress(StorageError):
@@ -160,7 +184,7 @@ class Leases:
     def _create(self, folder: str, number: int, said: Callable[[], str]) -> Lease | None:
         since = time.strftime("%H:%M:%S")
         who = f"{user_name()}@{socket.gethostname()} (process {os.getpid()})"
-        holder = Holder(uuid.uuid4().hex[:8], who, since, _process())
+        holder = Holder(uuid.uuid4().hex[:8], who, since, _process(), said=said())
         lease = Lease(folder, number, holder, said)
         try:
             if not self._without and not self._root.create(lease.file, _write(holder)):
@@ -214,6 +238,31 @@ class Leases:
         if not lease.lost.is_set() and not self.is_lost(lease):
             now = Holder(**asdict(lease.holder) | {"beat": beat, "said": lease.said()})
             self._root.write(lease.file, _write(now))
+
+
+def run_lease(record: str) -> str:
+    """What a run holds while it makes anything: `runs/<recipe>/<time>`.
+
+    Args:
+        record: its folder in the history, or a search's.
+    """
+    return f"runs/{record.removeprefix('history/')}"
+
+
+def seen_leases(root: Root) -> list[Seen]:
+    """All leases of a root, of those who are gone too."""
+    newest: dict[str, str] = {}
+    for path in sorted(root.sizes("leases")):
+        folder, _, name = path.rpartition("/")
+        if name[:6].isdecimal():
+            newest[folder] = f"leases/{path}"
+    found = []
+    for folder, file in newest.items():
+        with suppress(FileNotFoundError):  # given back in between
+            holder = _read(root.read_now(file))
+            if holder is not None:
+                found.append(Seen(folder, holder, root.age(file)))
+    return found
 
 
 def _file(folder: str, number: int) -> str:

@@ -7,12 +7,19 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any, Protocol
 
+from pydantic import ConfigDict, TypeAdapter
+
 from stages.text import clock
+
+# A field that is not known here is of a later version, which may mean more than can be read
+ONLY_KNOWN = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True)
 class FileRecord:
     """One stored file: its path inside the artifact, and what it must contain."""
+
+    __pydantic_config__ = ONLY_KNOWN
 
     path: str
     sha256: str
@@ -56,6 +63,8 @@ NO_USAGE = Usage()
 
 @dataclass(frozen=True)
 class ShardRecord:
+    __pydantic_config__ = ONLY_KNOWN
+
     number: int
     num_rows: int
     files: dict[str, FileRecord]
@@ -65,6 +74,8 @@ class ShardRecord:
 @dataclass(frozen=True)
 class Manifest:
     """Where an artifact comes from and what it holds."""
+
+    __pydantic_config__ = ONLY_KNOWN
 
     kind: str
     title: str
@@ -126,15 +137,14 @@ def new_manifest(
     )  # fmt: skip
 
 
-def read_manifest(raw: dict[str, Any]) -> Manifest:
-    """A manifest from its JSON."""
-    shards = [read_shard(shard) for shard in raw["shards"]]
-    files = {name: FileRecord(**record) for name, record in raw["files"].items()}
-    usage = Usage(**raw.get("usage", {}))
-    return Manifest(**raw | {"shards": shards, "files": files, "usage": usage})
+def read_manifest(data: bytes) -> Manifest:
+    """A manifest from its JSON; ValueError where it is none."""
+    return _MANIFEST.validate_json(data, strict=True)
 
 
-def read_shard(raw: dict[str, Any]) -> ShardRecord:
-    """A shard's record from its JSON."""
-    files = {name: FileRecord(**record) for name, record in raw["files"].items()}
-    return ShardRecord(raw["number"], raw["num_rows"], files, Usage(**raw.get("usage", {})))
+def read_shard(data: bytes) -> ShardRecord:
+    """A shard's record from its JSON; ValueError where it is none."""
+    return _SHARD.validate_json(data, strict=True)
+
+
+_MANIFEST, _SHARD = TypeAdapter(Manifest), TypeAdapter(ShardRecord)

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from stages.errors import UserError
+from stages.fields import PACKAGE_PREFIX
 from stages.packages import carried_folder
 
-PACKAGE_PREFIX = "package:"
 # Configuration, vocabulary in all its forms, weights, and code that may come with them
 READ = ("*.json", "*.txt", "*.model", "*.spm", "*.safetensors", "*.py")
 # Modules of sentence-transformers that have nothing to read

@@ -1,7 +1,7 @@
 """Rows of the table that teach nobody: other encoders, whitened vectors, word vectors, BM25."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ from stages.encoder.settings import EncoderSettings
 from stages.errors import UserError
 from stages.evaluate.base import Encode
 from stages.evaluate.bm25 import K1, B, Bm25
-from stages.fields import InputPath, ModelName
+from stages.fields import InputPath, ModelName, Name
 from stages.kinds import Kinds
 from stages.rows import unit_rows
+from stages.settings import added
 
 # Sentences that whitening is learned from, at most
 WHITENED_ROWS = 10_000
@@ -28,14 +29,14 @@ WORD = re.compile(r"\w+(?:'\w+)?|[^\w\s]")
 class BaselineSettings(EncoderSettings):
     """An encoder to compare with, a file of word vectors, or BM25."""
 
-    name: str = Field(description="Name of its row.", min_length=1)
+    name: Name = Field(description="Name of its row.")
     model: ModelName = Field("", description="As for any encoder; none for the other kinds.")
     words: InputPath | None = Field(
         None,
         description="Word vectors as text (GloVe, word2vec, fastText): a word and its numbers a "
         "line. A sentence's vector is the mean over its words, in lower case.",
     )
-    bm25: bool = Field(
+    bm25: bool = added(
         False,
         description="Rank documents by the words that they share with a query; for `retrieval`, "
         "`corpora` and `reranking`.",
@@ -85,6 +86,14 @@ class WordsSource:
         return WordVectors(Path(str(self.settings.words)).expanduser())
 
 
+def _lines(path: Path) -> Iterator[str]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            yield from file
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not a UTF-8 text file of words and numbers") from None
+
+
 class WordVectors:
     """Mean word vectors; a sentence without a known word has a zero vector.
 
@@ -100,7 +109,7 @@ class WordVectors:
         vectors: list[np.ndarray] = []
         self._row_of: dict[str, int] = {}
         width = 0
-        for number, line in enumerate(path.open(encoding="utf-8"), start=1):
+        for number, line in enumerate(_lines(path), start=1):
             cells = line.rstrip().split(" ")
             if number == 1 and len(cells) == 2 and cells[1].isdigit():
                 continue  # word2vec's count of words, and width
@@ -109,7 +118,7 @@ class WordVectors:
                 vector = np.array(cells[-width:], dtype=np.float32)
             except ValueError:
                 vector = None
-            if vector is None or not 0 < width < len(cells):
+            if vector is None or not np.isfinite(vector).all() or not 0 < width < len(cells):
                 raise UserError(
                     f"{path}, line {number}: not a word and {width or 'its'} numbers with a space "
                     "between them"

@@ -6,7 +6,6 @@ Memory: the texts (twice while a file is read), the vectors (4 bytes x width for
 they are put in order), and a block of QUERY_ROWS x DOCUMENT_ROWS scores.
 """
 
-import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,8 @@ from stages.contract import Work
 from stages.errors import UserError
 from stages.evaluate.base import Evaluation, Result, Tested
 from stages.evaluate.relevance import mean_figures, mean_items, ndcg, reciprocal_rank, trec_order
-from stages.evaluate.tables import finite_vectors, products, read_table
-from stages.fields import InputPath
+from stages.evaluate.tables import as_text, finite_vectors, products, read_table
+from stages.fields import InputPath, Name
 
 QUERY_ROWS = 256
 DOCUMENT_ROWS = 65536
@@ -45,7 +44,7 @@ class CorpusTest(Evaluation):
     two_sided = True
     of_documents = True
 
-    name: str = Field(description="Name of the corpus in tables and node names.", min_length=1)
+    name: Name = Field(description="Name of the corpus in tables and node names.")
     queries: InputPath = Field(
         description="TSV, CSV, JSONL or Parquet with the columns _id (or id) and text."
     )
@@ -74,7 +73,7 @@ class CorpusTest(Evaluation):
         for number, row in self._rows("relevance", self.relevance):
             where = f"{self._where('relevance')}, row {number}"
             query, document, score = (
-                str(_cell(row, names, where)) for names in (QUERY_ID, DOCUMENT_ID, SCORE)
+                _cell(row, names, where) for names in (QUERY_ID, DOCUMENT_ID, SCORE)
             )
             for kind, one, known in (("query", query, queries), ("document", document, documents)):
                 if one not in known:
@@ -105,17 +104,16 @@ class CorpusTest(Evaluation):
             raise UserError(f"{self._where(setting)}: there is no such file")
         try:
             yield from enumerate(read_table(path), start=1)
-        except (ValueError, csv.Error) as error:
+        except ValueError as error:
             raise UserError(f"{self._where(setting)}: cannot be read ({error})") from None
 
     def _texts(self, setting: str, name: str, title: str) -> Iterator[tuple[str, str]]:
         seen: set[str] = set()
         for number, row in self._rows(setting, name):
             where = f"{self._where(setting)}, row {number}"
-            cell = _cell(row, ID, where)
-            known = "" if cell is None else str(cell)
-            text = " ".join(f"{row.get(title) or ''} {_cell(row, TEXT, where) or ''}".split())
-            if not known.strip():
+            known, text = _cell(row, ID, where), _cell(row, TEXT, where)
+            text = f"{_cell(row, (title,), where)} {text}".strip() if title in row else text
+            if not known:
                 raise UserError(f"{where}: the id is empty; give every text one")
             if known in seen:
                 raise UserError(f"{where}: the id '{known}' is there twice; ids must differ")
@@ -130,10 +128,13 @@ class CorpusTest(Evaluation):
         return score_corpus(self.name, corpus, tested)
 
 
-def _cell(row: dict[str, Any], names: tuple[str, ...], where: str) -> Any:
+def _cell(row: dict[str, Any], names: tuple[str, ...], where: str) -> str:
     for name in names:
         if name in row:
-            return row[name]
+            try:
+                return as_text(row[name])
+            except ValueError as error:
+                raise UserError(f"{where}: '{name}' is {error}") from None
     raise UserError(f"{where}: there is no column '{names[0]}'; it has {', '.join(row)}")
 
 

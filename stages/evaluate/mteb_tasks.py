@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from stages.contract import Figure, Work
 from stages.errors import UserError
 from stages.evaluate.base import Evaluation, Result, Tested
+from stages.fields import Name
 from stages.kinds import Kind
 from stages.packages import need
 
@@ -25,7 +26,7 @@ from stages.packages import need
 class MtebTest(Evaluation):
     """The main score of a task of MTEB."""
 
-    task: str = Field(description="Name of the task, such as Banking77Classification.")
+    task: Name = Field(description="Name of the task, such as Banking77Classification.")
     languages: list[str] = Field(
         [], description="Only these languages (ISO 639-3, such as eng) of the task; none: all."
     )

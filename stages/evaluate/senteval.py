@@ -34,21 +34,29 @@ def sts_rows(folder: Path) -> list[Row]:
             )
     for file in sorted(folder.glob("sts-*.csv")):
         split = file.stem.removeprefix("sts-")
-        for line in file.read_text(encoding="utf-8").splitlines():
-            parts = line.split("\t")
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+            parts = _columns(line, 7, file, number)
             rows.append(
                 dict(sentence1=parts[5], sentence2=parts[6], score=parts[4], subset="", split=split)
             )
     for file in sorted(folder.glob("SICK_*.txt")):
         split = {"train": "train", "trial": "dev"}.get(file.stem.split("_")[1], "test")
-        for line in file.read_text(encoding="utf-8").splitlines()[1:]:
-            parts = line.split("\t")
+        lines = file.read_text(encoding="utf-8").splitlines()[1:]
+        for number, line in enumerate(lines, start=2):
+            parts = _columns(line, 4, file, number)
             rows.append(
                 dict(sentence1=parts[1], sentence2=parts[2], score=parts[3], subset="", split=split)
             )
     if not rows:
         raise UserError(f"{folder}: no SentEval STS files (STS.input.*.txt, sts-*.csv, SICK_*.txt)")
     return rows
+
+
+def _columns(line: str, least: int, file: Path, number: int) -> list[str]:
+    cells = line.split("\t")
+    if len(cells) < least:
+        raise UserError(f"{file}, line {number}: there are fewer than {least} columns")
+    return cells
 
 
 def transfer_rows(folder: Path) -> list[Row]:
@@ -75,9 +83,7 @@ def transfer_rows(folder: Path) -> list[Row]:
         file = folder / f"msr_paraphrase_{split}.txt"
         lines = list(_lines(file, "utf-8-sig"))[1:] if file.is_file() else []
         for number, line in enumerate(lines, start=2):
-            cells = line.split("\t")
-            if len(cells) < 5:
-                raise UserError(f"{file}, line {number}: there are fewer than five columns")
+            cells = _columns(line, 5, file, number)
             found.append(dict(sentence1=cells[3], sentence2=cells[4], label=cells[0], split=split))
     if not found:
         raise UserError(f"{folder}: none of SentEval's transfer tasks (MR, CR, SUBJ, MPQA, "

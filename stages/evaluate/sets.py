@@ -11,6 +11,7 @@ from stages.errors import UserError
 from stages.evaluate.senteval import sts_rows
 from stages.evaluate.tables import Row, TableSettings, read_table
 from stages.fields import InputPath
+from stages.plain import shortened
 from stages.settings import added
 
 
@@ -82,16 +83,15 @@ def load_sts(settings: StsSettings) -> StsSet:
             value = float("nan")
         if not np.isfinite(value):
             raise UserError(
-                f"{settings.where}, row {number}: the score is {score!r}, which is not a number"
+                f"{settings.where}, row {number}: the score is {shortened(repr(score))}, which is "
+                "not a number"
             )
         if settings.min_score is not None and value < settings.min_score:
             continue
         if settings.max_score is not None and value > settings.max_score:
             continue
-        if row["sentence1"] is None or row["sentence2"] is None:
-            raise UserError(f"{settings.where}, row {number}: a sentence is missing")
-        sentence1.append(" ".join(str(row["sentence1"]).split()))
-        sentence2.append(" ".join(str(row["sentence2"]).split()))
+        sentence1.append(settings.text(row, "sentence1", number))
+        sentence2.append(settings.text(row, "sentence2", number))
         gold.append(value)
         subset.append(str(row.get("subset") or ""))
     which = f" with split '{settings.split}'" if settings.split else ""

@@ -5,6 +5,7 @@ A file is TSV (no quoting), CSV, JSONL or Parquet, told from its suffix; a data 
 
 import csv
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +16,16 @@ from pydantic import Field, model_validator
 
 from stages.errors import UserError
 from stages.evaluate.base import Encode, Evaluation
-from stages.fields import Dataset, InputPath
+from stages.fields import Dataset, InputPath, Name
 from stages.kinds import Kinds
 from stages.packages import need
+from stages.plain import shortened
 from stages.settings import Settings
 
 Row = dict[str, Any]
+
+# Half of a pair of UTF-16, which JSON can hold and no text
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class TableSettings(Settings):
@@ -28,7 +33,7 @@ class TableSettings(Settings):
 
     what: ClassVar[str] = "test set"  # starts messages about it
 
-    name: str = Field(description="Name of the set in tables and node names.", min_length=1)
+    name: Name = Field(description="Name of the set in tables and node names.")
     path: InputPath | None = Field(None, description="A TSV (no quoting), CSV, JSONL or Parquet "
                                    "file with a column for each thing.")  # fmt: skip
     dataset: Dataset | None = Field(
@@ -110,7 +115,7 @@ class TableSettings(Settings):
             return self.read_path(path)
         except UnicodeDecodeError as error:
             raise UserError(f"{self.where}: not UTF-8 ({error.reason})") from None
-        except (ValueError, csv.Error) as error:
+        except ValueError as error:
             raise UserError(f"{self.where}: cannot be read ({error})") from None
 
     def read_path(self, path: Path) -> list[Row]:
@@ -138,19 +143,46 @@ class TableSettings(Settings):
         Raises:
             UserError: nothing is there.
         """
-        cell = row.get(column)
-        found = " ".join(str("" if cell is None else cell).split())
+        try:
+            found = as_text(row.get(column))
+        except ValueError as error:
+            raise UserError(f"{self.where}, row {number}: '{column}' is {error}") from None
         if not found:
             raise UserError(f"{self.where}, row {number}: '{column}' is empty")
         return found
+
+
+def as_text(cell: Any) -> str:
+    """A cell with its white space squeezed; "" where there is nothing.
+
+    Raises:
+        ValueError: it is a list or the like, or cannot be written as UTF-8.
+    """
+    if not isinstance(cell, str | int | float | None):
+        raise ValueError(f"{shortened(repr(cell))}, neither a text nor a number")
+    found = " ".join(str("" if cell is None else cell).split())
+    if LONE_SURROGATE.search(found):
+        raise ValueError(f"{shortened(ascii(found))}, half a character")
+    return found
 
 
 def read_table(path: Path) -> list[Row]:
     """Rows of a file, told from its suffix; TSV where that says nothing.
 
     Raises:
-        ValueError, csv.Error: it is none.
+        ValueError: it is none.
     """
+    try:
+        return _read_rows(path)
+    except UnicodeDecodeError:
+        raise
+    except (ValueError, OSError, csv.Error) as error:
+        raise ValueError(shortened(str(error))) from None
+    except RecursionError:
+        raise ValueError("JSON that is nested too deep") from None
+
+
+def _read_rows(path: Path) -> list[Row]:
     csv.field_size_limit(1 << 30)  # a document may be longer than the 131,072 characters of csv
     if path.suffix == ".parquet":
         import pyarrow.parquet as pq
@@ -163,9 +195,14 @@ def read_table(path: Path) -> list[Row]:
                 raise ValueError("every line must be a JSON object")
             return rows
         if path.suffix == ".csv":
-            rows = list(csv.DictReader(file))
+            reader = csv.DictReader(file)
         else:
-            rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+            reader = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        names = list(reader.fieldnames or [])
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise ValueError(f"the column '{twice[0]}' is there twice")
+        rows = list(reader)
     for number, row in enumerate(rows, start=1):
         if None in row:
             raise ValueError(f"row {number}: there are more cells than the header has names")

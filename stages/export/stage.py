@@ -37,6 +37,7 @@ class Export(Stage):
     widths: tuple[int, ...] = ()
 
     kind = "export"
+    wanted = True
     version = 3
 
     def identity(self, inputs: Mapping[str, Fingerprinted]) -> dict[str, Any]:

@@ -55,6 +55,7 @@ class Variant(Stage):
     tests: tuple[Evaluation, ...]
 
     kind = "variant"
+    wanted = True
     version = 1
 
     def identity(self, inputs: Mapping[str, Fingerprinted]) -> dict[str, Any]:

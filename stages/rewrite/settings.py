@@ -5,6 +5,7 @@ A recipe may name several. Training draws one rewrite of a sentence from all of 
 
 from pydantic import Field, model_validator
 
+from stages.fields import Slug
 from stages.rewrite.back_translation import BackTranslation
 from stages.rewrite.base import RewriteSource
 from stages.rewrite.filters import Filters
@@ -18,10 +19,7 @@ class PerturbSettings(Extensible):
 
     additions = "rewrites"
 
-    name: str = Field(
-        description="Name of the rewrites in node and artifact names.",
-        pattern=r"^[a-z0-9][a-z0-9._-]*$",
-    )
+    name: Slug = Field(description="Name of the rewrites in node and artifact names.")
     pairs: Pairs | None = None
     backtranslation: BackTranslation | None = None
     rewriting: Rewriting | None = None

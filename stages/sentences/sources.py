@@ -245,7 +245,9 @@ def _jsonl(file: Path, table: Table) -> Iterator[Row]:
 def _json_object(text: str, where: str) -> dict[str, Any]:
     try:
         row = json.loads(text)
-    except json.JSONDecodeError as error:
+    except RecursionError:
+        raise UserError(f"{where}: JSON that is nested too deep") from None
+    except ValueError as error:  # also a number of 5,000 digits
         raise UserError(f"{where}: not JSON ({error})") from None
     if not isinstance(row, dict):
         raise UserError(f"{where}: not a JSON object")
@@ -269,6 +271,9 @@ def _delimited(file: Path, table: Table, tab: bool) -> Iterator[Row]:
         for cells in reader:
             if names is None:
                 check_columns(table, cells, str(file))
+                for column in table.columns:
+                    if cells.count(column) > 1:
+                        raise UserError(f"{file}: the column '{column}' is there twice")
                 names = cells
                 continue
             yield from rejected

@@ -1,0 +1,156 @@
+"""What a storage root holds, by one listing, and which of it somebody may still need."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.store.artifacts import FINGERPRINTED, MANIFEST, ArtifactStore
+from pipeline.store.history import folders_of, newest_record
+from pipeline.store.leases import Seen, seen_leases
+from stages.errors import UserError
+from stages.files import Root
+
+# Folders of a root that hold no artifacts
+SCRATCH, LEASES, HISTORY, SEARCHES = "work", "leases", "history", "tune"
+JOURNALS = ("answers", "embeddings")
+STUDENTS = "students"  # links, and model cards
+OTHERS = (SCRATCH, LEASES, HISTORY, SEARCHES, *JOURNALS)
+
+
+@dataclass
+class Folder:
+    """An artifact's folder, or the scratch of one: its bytes and whether a manifest is in it."""
+
+    num_bytes: int = 0
+    published: bool = False
+
+
+@dataclass
+class Contents:
+    """A root as it was found.
+
+    artifacts, scratch: by folder, `embed/minilm-3f9a1c2b`, of scratch without `work/`.
+    torn: files that a writer left half-written. others: bytes of the other folders, by name.
+    """
+
+    store: ArtifactStore
+    artifacts: dict[str, Folder] = field(default_factory=dict)
+    scratch: dict[str, Folder] = field(default_factory=dict)
+    torn: dict[str, int] = field(default_factory=dict)
+    others: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def num_bytes(self) -> int:
+        folders = [*self.artifacts.values(), *self.scratch.values()]
+        return sum(one.num_bytes for one in folders) + sum(
+            (*self.torn.values(), *self.others.values())
+        )
+
+
+def contents(storage: str) -> Contents:
+    """Reads the listing of a root.
+
+    Raises:
+        UserError: it is none.
+    """
+    store = ArtifactStore(storage)
+    if not store.root.list(HISTORY):
+        raise UserError(
+            f"storage '{storage}': no recipe has run here (there is no folder `{HISTORY}`), so "
+            "nothing of it is looked at; name the folder or address that recipes have as `storage`"
+        )
+    found = Contents(store)
+    for path, num_bytes in store.root.sizes("").items():
+        parts = path.split("/")
+        if parts[0] == STUDENTS:
+            continue
+        if parts[-1].startswith((".tmp-", ".writable")):
+            found.torn[path] = num_bytes
+        elif parts[0] == SCRATCH and len(parts) > 3:
+            _count(found.scratch, "/".join(parts[1:3]), num_bytes)
+        elif parts[0] not in OTHERS and len(parts) > 2 and FINGERPRINTED.search(parts[1]):
+            folder = _count(found.artifacts, "/".join(parts[:2]), num_bytes)
+            folder.published |= parts[2:] == [MANIFEST]
+        else:
+            found.others[parts[0]] = found.others.get(parts[0], 0) + num_bytes
+    return found
+
+
+def _count(folders: dict[str, Folder], name: str, num_bytes: int) -> Folder:
+    folder = folders.setdefault(name, Folder())
+    folder.num_bytes += num_bytes
+    return folder
+
+
+def key_of(folder: str) -> str:
+    """What an artifact is whatever its title, as its lease has it: `embed/3f9a1c2b`."""
+    kind, _, name = folder.rpartition("/")
+    return f"{kind}/{name[-8:]}"
+
+
+def needed_by_runs(root: Root, names: Iterable[str] | None = None) -> set[str]:
+    """Keys of all artifacts that runs name.
+
+    Args:
+        names: only the newest run of each of these recipes, and the newest that has ended; None:
+            all runs.
+
+    Raises:
+        UserError: a recipe has never run.
+    """
+    known = root.list(HISTORY)
+    records: set[str] = set()
+    for name in known if names is None else names:
+        if name not in known:
+            raise UserError(f"no recipe called '{name}' has run here; there are {', '.join(known)}")
+        if names is None:
+            records.update(f"{HISTORY}/{name}/{stamp}" for stamp in root.list(f"{HISTORY}/{name}"))
+        else:
+            both = newest_record(root, name), newest_record(root, name, with_results=True)
+            records.update(record for record in both if record is not None)
+    there = (record for record in records if root.exists(f"{record}/run.json"))
+    return {key_of(folder) for record in there for folder in folders_of(root, record).values()}
+
+
+def needed_by_searches(root: Root, names: Iterable[str] | None = None) -> set[str]:
+    """Keys of the trainings that searches have in their logs; None: of all searches."""
+    found = set()
+    for name in root.list(SEARCHES) if names is None else names:
+        folder = f"{SEARCHES}/{name}"
+        files = [f"{folder}/trials.jsonl"]
+        files += [f"{folder}/trials/{one}" for one in root.list(f"{folder}/trials")]
+        for data in root.read_all([file for file in files if root.exists(file)]):
+            rows = (_trial(line) for line in data.splitlines())
+            found |= {key_of(row["folder"]) for row in rows if "folder" in row}
+    return found
+
+
+def _trial(line: bytes) -> Mapping[str, Any]:
+    """Nothing of a line that a killed search has torn."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return {}
+    return row if isinstance(row, dict) else {}
+
+
+def with_inputs(store: ArtifactStore, keys: set[str], folders: Iterable[str]) -> set[str]:
+    """Keys, and those of what their artifacts were made of.
+
+    Args:
+        folders: of the published artifacts.
+    """
+    folder_of = {key_of(folder): folder for folder in folders}
+    found, waiting = set(keys), [key for key in keys if key in folder_of]
+    while waiting:
+        manifest = store.manifest(folder_of[waiting.pop()])
+        inputs = {key_of(folder) for folder in manifest.inputs.values()} if manifest else set()
+        waiting += [key for key in inputs - found if key in folder_of]
+        found |= inputs
+    return found
+
+
+def alive(root: Root) -> dict[str, Seen]:
+    """Leases of those who are at work, by what they hold."""
+    return {one.folder: one for one in seen_leases(root) if one.alive}

@@ -1,0 +1,68 @@
+"""What a setting's value may be at all: text, whole and finite numbers, and lists of them."""
+
+import math
+import re
+from typing import Any
+
+# 64 bits, as in Arrow, torch and every random generator
+LARGEST = 2**63
+# Characters of a text (a prompt is the longest), of a value in a message, and of a whole message
+LONGEST, SHOWN, LONGEST_MESSAGE = 100_000, 200, 3000
+DEEPEST = 64
+# user:password@ of an address, wherever somebody wrote it; bounded, as a message may be 3 MB long
+PASSWORD = re.compile(r"(:/{1,3})[^\s'\"@:]{0,200}:[^\s'\"]{0,500}@")
+# Control characters of ASCII but for tab and line breaks, and halves of a surrogate pair
+NO_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
+# What some terminals obey besides
+UNPRINTABLE = re.compile(f"{NO_TEXT.pattern}|[\x80-\x9f]")
+
+
+def check_scalar(value: Any) -> None:
+    """Raises ValueError: a number that is not finite or has more than 64 bits, a text with control
+    characters or of more than LONGEST characters."""
+    if isinstance(value, bool):
+        return
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} is no finite number")
+    if isinstance(value, int) and not -LARGEST <= value < LARGEST:
+        raise ValueError(f"{shortened(str(value))} is a number of more than 64 bits")
+    if isinstance(value, str):
+        if len(value) > LONGEST:
+            raise ValueError(f"a text of {len(value):,} characters; at most {LONGEST:,} are read")
+        found = NO_TEXT.search(value)
+        if found:
+            raise ValueError(f"the text has the character {found[0]!r}, which is not to be printed")
+
+
+def check_plain(value: Any, depth: int = 0) -> None:
+    """As `check_scalar`, for all that lists and mappings of settings hold.
+
+    Raises:
+        ValueError: also for what JSON cannot hold, such as a date, and too deep a nesting.
+    """
+    if depth > DEEPEST:
+        raise ValueError(f"lists and mappings are nested more than {DEEPEST} deep")
+    if isinstance(value, dict | list | tuple):
+        for item in value.items() if isinstance(value, dict) else value:
+            check_plain(item, depth + 1)
+    elif value is None or isinstance(value, bool | int | float | str):
+        check_scalar(value)
+    else:
+        raise ValueError(
+            f"a {type(value).__name__} ({shortened(repr(value))}) is neither text nor a number; "
+            "put quotes around it if it is a text"
+        )
+
+
+def shortened(text: str, most: int = SHOWN) -> str:
+    """Its beginning and its end, where it is long."""
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]}...{text[-half:]}"
+
+
+def for_people(text: str) -> str:
+    """A message with escapes for what a terminal would not show, or would obey, without the middle
+    of what nobody reads, and without passwords in addresses."""
+    masked = PASSWORD.sub(r"\1***@", text)
+    escaped = UNPRINTABLE.sub(lambda found: repr(found[0])[1:-1], masked)
+    return shortened(escaped, LONGEST_MESSAGE)
