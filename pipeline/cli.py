@@ -55,7 +55,7 @@ def _check_arguments(options: argparse.Namespace) -> None:
 def _told(error: Exception) -> str | None:
     """What to tell the user, if that is who can mend it."""
     if isinstance(error, UserError):
-        return str(error)
+        return "\n".join([str(error), *getattr(error, "__notes__", [])])
     if isinstance(error, OSError):
         too_long = error.errno == errno.ENAMETOOLONG
         return f"{shortened(str(error.filename))}: the name is too long" if too_long else None

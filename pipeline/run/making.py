@@ -76,7 +76,13 @@ def make(
             begun: set[str] = ray.get(board.stop.remote())
             return begun
 
-        run_ready(wanted, making.make_batch, lambda: progress.relay(board), asked, ask)
+        def failed(batch: list[Node], error: Exception) -> list[str]:
+            unmade = [n.name for n in batch if plan.store.manifest(plan.folders[n.name]) is None]
+            for name in unmade:
+                progress.of(name).failed(error)
+            return unmade
+
+        run_ready(wanted, making.make_batch, lambda: progress.relay(board), asked, ask, failed)
 
 
 class _Making:

@@ -11,6 +11,7 @@ from pipeline.run.log import RunLog
 from pipeline.run.metrics import RunMetrics
 from pipeline.store.manifest import Usage
 from stages.contract import NO_FIGURES
+from stages.plain import shortened
 from stages.text import clock
 from stages.variables import hide_values
 
@@ -87,6 +88,12 @@ class NodeProgress:
         took = f"{clock(seconds)} ({usage})" if str(usage) else clock(seconds)
         figures = {"elapsed_seconds": seconds} | asdict(usage)
         self.whole.say(self.node, f"done in {took} -> {folder}", True, figures, event="done")
+
+    def failed(self, error: Exception) -> None:
+        """It cannot be made; what does not need it goes on."""
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        text = f"FAILED, all that does not need it goes on ({shortened(reason)})"
+        self.whole.say(self.node, text, important=True, event="failed")
 
     def made(self, num_rows: int, num_shards: int, usage: Usage) -> None:
         """Counts what was made, and what that took."""

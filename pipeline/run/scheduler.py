@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection, Sequence
 from pipeline.plan.graph import Node
 from stages.errors import Stopped
 
+MOST_NAMES = 8
+
 
 def batches(nodes: Sequence[Node]) -> list[list[Node]]:
     """Nodes that share what they load stand together; order kept."""
@@ -25,14 +27,17 @@ def run_ready(
     tick: Callable[[], None],
     asked: threading.Event,
     ask: Callable[[], Collection[str]],
+    failed: Callable[[list[Node], Exception], Collection[str]],
 ) -> None:
-    """Makes every batch once its inputs among `nodes` are made; the first error ends the run.
+    """Makes every batch once its inputs among `nodes` are made.
 
-    Threads are daemons: an error does not wait for hours of other work, whose finished shards and
-    checkpoints count anyway.
+    One that fails takes with it those that need it; all others are made before the first error is
+    raised, with a note that says what is lacking.
 
     Args:
         tick: called a few times a second.
+        failed: is told at once of each batch that cannot be made as a whole; which of its nodes are
+            not.
         asked: set when the run is to end. Nothing more is started then, and those who can put their
             work away are waited for, among the nodes that `ask` names: those with a worker. A node
             that waits for a machine has nothing to put away.
@@ -54,6 +59,8 @@ def run_ready(
 
     number, stopping, stopped = 0, False, False
     begun: Collection[str] = ()
+    errors: list[Exception] = []
+    lacking: dict[str, None] = {}
     while waiting or running:
         if asked.is_set() and not stopping:
             stopping = True
@@ -72,12 +79,49 @@ def run_ready(
             tick()
             continue
         tick()
-        if error is not None and not (stopping and isinstance(error, Stopped)):
+        batch = running.pop(ended)
+        if error is None:
+            continue
+        if stopping and isinstance(error, Stopped):
+            stopped = True
+        elif stopping or isinstance(error, Stopped) or not isinstance(error, Exception):
             raise error
-        stopped |= error is not None
-        del running[ended]
+        else:
+            unmade = failed(batch, error)
+            errors.append(error)
+            waiting, lost = _without(waiting, set(unmade))
+            lacking |= dict.fromkeys([*unmade, *(node.name for one in lost for node in one)])
     if stopped:
         raise Stopped
+    if errors:
+        if lacking:
+            errors[0].add_note(_what_is_lacking(list(lacking), len(errors)))
+        raise errors[0]
+
+
+def _without(
+    waiting: list[list[Node]], failed: set[str]
+) -> tuple[list[list[Node]], list[list[Node]]]:
+    """Batches that can still be made, and those that need a failed node, or one that needs one."""
+    lost: list[list[Node]] = []
+    while True:
+        unmade = failed | {node.name for batch in lost for node in batch}
+        more = [
+            batch
+            for batch in waiting
+            if any(unmade.intersection(node.inputs.values()) for node in batch)
+        ]
+        if not more:
+            return waiting, lost
+        lost += more
+        waiting = [batch for batch in waiting if batch not in more]
+
+
+def _what_is_lacking(names: list[str], num_errors: int) -> str:
+    shown = ", ".join(names[:MOST_NAMES])
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    others = f" (of {num_errors} failures this is the first)" if num_errors > 1 else ""
+    return f"Not made{others}: {shown}{more}. All else is; run again to go on from there."
 
 
 def _puts_away(batch: list[Node], begun: Collection[str]) -> bool:
