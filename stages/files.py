@@ -9,18 +9,22 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import pyarrow as pa
 from pyarrow import fs as pafs
 
 from stages.errors import StorageError, UserError
 from stages.object_store import NoConditionalWrites, create_object, read_object
+from stages.patience import Patience
 from stages.plain import shortened
+
+T = TypeVar("T")
 
 REQUESTS_AT_ONCE = 16
 
@@ -77,6 +81,7 @@ class Root:
         except (pa.ArrowException, OSError, ValueError) as error:
             raise UserError(f"storage '{masked_uri(uri)}': cannot be opened ({error})") from None
         self.is_local = isinstance(self.fs, pafs.LocalFileSystem)
+        self._patience = _patience_of(uri)
 
     def path(self, name: str) -> str:
         return f"{self.base}/{name}"
@@ -91,8 +96,8 @@ class Root:
         return Path(self.path(name)) if self.is_local else None
 
     def exists(self, name: str) -> bool:
-        with self._readable_errors():
-            return bool(self.fs.get_file_info(self.path(name)).type != pafs.FileType.NotFound)
+        info = self._asked(lambda: self.fs.get_file_info(self.path(name)))
+        return bool(info.type != pafs.FileType.NotFound)
 
     def read(self, name: str) -> bytes:
         """The whole file.
@@ -100,8 +105,12 @@ class Root:
         Raises:
             FileNotFoundError: there is none.
         """
-        with self._readable_errors(), self.fs.open_input_stream(self.path(name)) as stream:
-            return bytes(stream.read())
+
+        def read() -> bytes:
+            with self.fs.open_input_stream(self.path(name)) as stream:
+                return bytes(stream.read())
+
+        return self._asked(read)
 
     def read_now(self, name: str) -> bytes:
         """A small file that others write and delete meanwhile, as it is at one moment.
@@ -115,7 +124,7 @@ class Root:
         """
         if not self.is_local:
             with suppress(NoConditionalWrites):  # who writes such files says so (`create`)
-                return read_object(self.uri, name)
+                return self._asked(lambda: read_object(self.uri, name))
         return self.read(name)
 
     def read_all(self, names: Iterable[str]) -> Sequence[bytes]:
@@ -130,8 +139,7 @@ class Root:
     def list(self, folder: str) -> list[str]:
         """Names (not paths) of what lies directly in `folder`; empty when there is no folder."""
         selector = pafs.FileSelector(self.path(folder), allow_not_found=True)
-        with self._readable_errors():
-            found = self.fs.get_file_info(selector)
+        found = self._asked(lambda: self.fs.get_file_info(selector))
         return sorted(
             info.base_name
             for info in found
@@ -141,8 +149,7 @@ class Root:
     def sizes(self, folder: str) -> dict[str, int]:
         """Bytes of every file below `folder`, by its path inside it; one listing."""
         selector = pafs.FileSelector(self.path(folder), allow_not_found=True, recursive=True)
-        with self._readable_errors():
-            found = self.fs.get_file_info(selector)
+        found = self._asked(lambda: self.fs.get_file_info(selector))
         files = (info for info in found if info.type == pafs.FileType.File)
         above = f"/{folder}/" if folder else f"{self.base}/"
         return {info.path.rpartition(above)[2]: info.size for info in files}
@@ -153,8 +160,7 @@ class Root:
         Raises:
             FileNotFoundError: there is none.
         """
-        with self._readable_errors():
-            info = self.fs.get_file_info(self.path(name))
+        info = self._asked(lambda: self.fs.get_file_info(self.path(name)))
         if info.type == pafs.FileType.NotFound:
             raise FileNotFoundError(name)
         return max(0.0, time.time() - info.mtime_ns / 1e9)
@@ -166,15 +172,18 @@ class Root:
             UserError: the place cannot be written, or the disk is full; nothing is left behind.
         """
         path = self.path(name)
-        with self._readable_errors():
+
+        def write() -> None:
             if self.is_local:
-                try:
-                    _write_local(path, data)
-                except FileNotFoundError as error:  # no folder can be made, as in /proc
-                    raise storage_error(self.uri, error) from error
+                _write_local(path, data)
                 return
             with self.fs.open_output_stream(path) as stream:
                 stream.write(data)
+
+        try:
+            self._asked(write)
+        except FileNotFoundError as error:  # no folder can be made, as in /proc
+            raise storage_error(self.uri, error) from error
 
     def create(self, name: str, data: bytes) -> bool:
         """Writes a file only if there is none; of several who try at once, one does.
@@ -188,16 +197,20 @@ class Root:
             NoConditionalWrites: an object store that cannot.
         """
         if not self.is_local:
-            return create_object(self.uri, name, data)
-        path = self.path(name)
-        with self._readable_errors():
+            # whose answer was lost finds its own file, and waits until it is stale
+            return self._asked(lambda: create_object(self.uri, name, data))
+
+        def create() -> bool:
+            path = self.path(name)
             os.makedirs(os.path.dirname(path), exist_ok=True)
             try:
                 with open(path, "xb") as file:
                     file.write(data)
             except FileExistsError:
                 return False
-        return True
+            return True
+
+        return self._asked(create)
 
     def put_folder(self, local: Path, name: str) -> None:
         """Copies the files of a local folder to `name`; whoever reads it needs a marker file."""
@@ -210,13 +223,25 @@ class Root:
         Raises:
             FileNotFoundError: there is none.
         """
-        for piece in self._pieces(name):
-            to.write(piece)  # out here: what goes wrong is not the storage's fault
+        stream: Any = None
+        offset = 0
 
-    def _pieces(self, name: str) -> Iterator[bytes]:
-        with self._readable_errors(), self.fs.open_input_stream(self.path(name)) as stream:
-            while piece := stream.read(1 << 20):
-                yield piece
+        def read() -> bytes:
+            """The next piece; a stream that broke is opened anew, where it broke off."""
+            nonlocal stream
+            if stream is None:
+                stream = self.fs.open_input_file(self.path(name))
+                stream.seek(offset)
+            try:
+                return bytes(stream.read(1 << 20))
+            except OSError:
+                stream = None
+                raise
+
+        while piece := self._asked(read):
+            to.write(piece)  # out here: a full disk is not the storage's fault
+            offset += len(piece)
+        stream.close()
 
     def get_folder(self, name: str, local: Path) -> None:
         """Copies every file under `name` into a local folder, without the subfolders' names."""
@@ -226,21 +251,31 @@ class Root:
 
     def delete(self, name: str) -> None:
         """Removes a file or a folder; no error when it is not there."""
-        with self._readable_errors(), suppress(FileNotFoundError):
+
+        def delete() -> None:
             kind = self.fs.get_file_info(self.path(name)).type
             if kind == pafs.FileType.Directory:
                 self.fs.delete_dir(self.path(name))
             elif kind == pafs.FileType.File:
                 self.fs.delete_file(self.path(name))
 
-    @contextmanager
-    def _readable_errors(self) -> Iterator[None]:
+        with suppress(FileNotFoundError):
+            self._asked(delete)
+
+    def _asked(self, request: Callable[[], T]) -> T:
+        """The answer of the storage, which is given time to recover if it is a remote one."""
         try:
-            yield
+            return request() if self.is_local else self._patience.ask(request)
         except FileNotFoundError:
             raise  # not a failure of the storage: the caller says what it means
         except OSError as error:
             raise storage_error(self.uri, error) from error
+
+
+@cache
+def _patience_of(uri: str) -> Patience:
+    """One for all that a process asks of a store."""
+    return Patience(masked_uri(uri).partition("?")[0])
 
 
 def _write_local(path: str, data: bytes) -> None:

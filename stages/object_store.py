@@ -8,8 +8,16 @@ is obstore: Arrow has none (apache/arrow#44281).
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
+
+from stages.patience import is_transient
+
+if TYPE_CHECKING:
+    from obstore.store import RetryConfig
+
+# Few of the client's own, which say nothing: stages/patience.py makes requests again, and says so
+RETRIES: "RetryConfig" = {"max_retries": 2}
 
 
 class NoConditionalWrites(Exception):
@@ -24,6 +32,7 @@ def create_object(uri: str, name: str, data: bytes) -> bool:
 
     Raises:
         NoConditionalWrites: the store does not know how, or refuses.
+        OSError: it does not answer.
     """
     with _client() as obstore:
         try:
@@ -39,6 +48,7 @@ def read_object(uri: str, name: str) -> bytes:
     Raises:
         FileNotFoundError: there is none.
         NoConditionalWrites: the store is not one of those that know how, or refuses.
+        OSError: it does not answer.
     """
     with _client(FileNotFoundError) as obstore:
         return bytes(obstore.get(_store(uri), f"{_prefix(uri)}{name}").bytes())
@@ -57,6 +67,8 @@ def _client(*expected: type[Exception]) -> Iterator[Any]:
     except expected:
         raise
     except (obstore.exceptions.BaseError, NotImplementedError, OSError) as error:
+        if is_transient(error):
+            raise OSError(str(error)) from None
         line = (str(error).splitlines() or [type(error).__name__])[0]
         raise NoConditionalWrites(line[:200]) from None
 
@@ -80,7 +92,7 @@ def _store(uri: str) -> Any:
             more["endpoint"] = host if "://" in host else f"{scheme}://{host}"
         if "region" in options:
             more["region"] = options["region"]
-        return S3Store(parts.netloc, **more)
+        return S3Store(parts.netloc, retry_config=RETRIES, **more)
     if parts.scheme in ("gs", "gcs"):
-        return GCSStore(parts.netloc, **more)
+        return GCSStore(parts.netloc, retry_config=RETRIES, **more)
     raise NoConditionalWrites(f"{parts.scheme}:// is not known to have them")

@@ -1,0 +1,81 @@
+"""Object stores stumble: requests that may get through later are made again, for minutes, and said.
+
+Arrow's own client gives up after some six seconds (31 requests, all answered 503), obstore's after
+three minutes.
+"""
+
+import os
+import random
+import re
+import sys
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+# Seconds for which a request is made again. A first request may have a wrong address: less.
+VARIABLE = "SENTRAY_STORAGE_PATIENCE"
+SECONDS, FIRST_SECONDS = 300.0, 20.0
+LEAST_PAUSE, MOST_PAUSE = 0.5, 20.0
+
+# What the stores' clients say of overload, time-outs and lost connections; a wrong key, a missing
+# bucket or an unknown host (curl's 6) are none of these.
+TRANSIENT = re.compile(
+    r"HTTP status (429|5\d\d)|\b(429|50[0234])\b [A-Z]|slow_?down|throttl|service_?unavailable"
+    r"|internal_?(failure|error)|request_?time|timed? ?out|network_?connection"
+    r"|curlCode: (?!6\b)\d|connection (was )?(reset|refused|closed|aborted)|broken pipe"
+    r"|error sending request|error decoding response|incomplete|unexpected eof",
+    re.I,
+)
+
+
+def is_transient(error: Exception) -> bool:
+    """Whether the same request may be answered later."""
+    return not isinstance(error, FileNotFoundError) and bool(TRANSIENT.search(str(error)))
+
+
+class Patience:
+    """Makes requests to one store, each as long as it takes.
+
+    Args:
+        name: of the store, for people.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._answered = False
+
+    def ask(self, request: Callable[[], T]) -> T:
+        """The answer. A request must be one that does no harm when it is made twice.
+
+        Raises:
+            OSError: what the store answered last, once patience is at its end.
+        """
+        began, pause, told = time.monotonic(), LEAST_PAUSE, False
+        while True:
+            try:
+                answer = request()
+            except OSError as error:
+                waited = time.monotonic() - began
+                if not is_transient(error) or waited > self._seconds():
+                    raise
+                if not told:
+                    self._say(f"does not answer ({str(error).splitlines()[0][:200]}); "
+                              f"trying for up to {self._seconds():.0f} s")  # fmt: skip
+                    told = True
+                # so that those who failed together do not come again together
+                time.sleep(pause * random.uniform(0.5, 1.0))
+                pause = min(2 * pause, MOST_PAUSE)
+            else:
+                self._answered = True
+                if told:
+                    self._say(f"answers again, after {time.monotonic() - began:.0f} s")
+                return answer
+
+    def _seconds(self) -> float:
+        whole = float(os.environ.get(VARIABLE, SECONDS))
+        return whole if self._answered else min(whole, FIRST_SECONDS)
+
+    def _say(self, text: str) -> None:
+        print(f"storage {self._name} {text}", file=sys.stderr, flush=True)

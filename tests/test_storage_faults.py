@@ -1,0 +1,145 @@
+"""A storage that stumbles: an S3 server on loopback behind a proxy that fails as real ones do."""
+
+import io
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from pipeline.store.artifacts import ArtifactStore
+from stages import files
+from stages.errors import StorageError
+from stages.files import Root
+from stages.patience import VARIABLE, Patience, is_transient
+from tests.pipeline.store.test_artifacts import publish
+from tests.support.faulty import faulty_proxy
+
+# Arrow's client makes a request for some six seconds by itself
+OUTAGE = 9.0
+
+
+@pytest.fixture
+def faulty(bucket):
+    files._patience_of.cache_clear()
+    with faulty_proxy(bucket) as proxy:
+        yield proxy
+
+
+def outage(proxy, seconds, fault):
+    """Every request fails from now on, for so long."""
+    end = time.monotonic() + seconds
+    proxy.fault = lambda number, method, path: fault if time.monotonic() < end else None
+
+
+def downloaded(root, name):
+    file = io.BytesIO()
+    root.download(name, file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("fault", ["slow_down", "drop"])
+def test_an_outage_is_ridden_out_by_every_kind_of_request(faulty, capfd, fault):
+    root = Root(faulty.root.format(f"outage-{fault}"))
+    for name in ("read", "gone", "large"):
+        root.write(f"x/{name}", b"abc" * (1 << 20) if name == "large" else name.encode())
+    outage(faulty, OUTAGE, fault)
+    asked = {
+        "exists": lambda: root.exists("x/read"),
+        "read": lambda: root.read("x/read"),
+        "now": lambda: root.read_now("x/read"),
+        "list": lambda: root.list("x")[:1],
+        "sizes": lambda: root.sizes("x")["read"],
+        "age": lambda: root.age("x/read") < 600,
+        "write": lambda: root.write("y/new", b"new"),
+        "create": lambda: root.create("y/mine", b"mine"),
+        "delete": lambda: root.delete("x/gone"),
+        "download": lambda: len(downloaded(root, "x/large")),
+    }
+    with ThreadPoolExecutor(len(asked)) as pool:
+        found = {name: pool.submit(request) for name, request in asked.items()}
+        answers = {name: future.result() for name, future in found.items()}
+    assert answers == {
+        "exists": True, "read": b"read", "now": b"read", "list": ["gone"], "sizes": 4,
+        "age": True, "write": None, "create": True, "delete": None, "download": 3 << 20,
+    } or answers["list"] == ["large"]  # listed after the deletion  # fmt: skip
+    assert root.read("y/new") == b"new" and root.read("y/mine") == b"mine"
+    assert not root.exists("x/gone")
+    told = capfd.readouterr().err
+    address = faulty.root.format(f"outage-{fault}").partition("?")[0]
+    assert f"storage {address} does not answer (" in told and "trying for up to 300 s" in told
+    assert "answers again, after" in told
+
+
+def test_requests_that_fail_now_and_then_lose_nothing(faulty):
+    """Three in ten fail: 503, 500, no answer, half an answer."""
+    draws = random.Random(1)
+    faults = ["slow_down", "error", "drop", "cut"]
+    faulty.fault = lambda number, method, path: (
+        draws.choice(faults) if draws.random() < 0.3 else None
+    )
+    store = ArtifactStore(faulty.root.format("now-and-then"))
+    data = {number: random.Random(number).randbytes(300_000) for number in range(6)}
+    for number, content in data.items():
+        store.put_shard("embed/x-1", number, {"a.npy": content}, 3)
+    publish(store, "embed/x-1")
+    artifact = ArtifactStore(faulty.root.format("now-and-then")).open("embed/x-1")
+    found = [path.read_bytes() for path in artifact.shard_paths("a.npy")]
+    assert found == list(data.values())
+    assert artifact.num_rows == 18
+    assert sum(faulty.counts.get(fault, 0) for fault in faults) > 10
+
+
+def test_patience_has_an_end(faulty, monkeypatch):
+    root = Root(faulty.root.format("end"))
+    root.write("a", b"1")
+    monkeypatch.setenv(VARIABLE, "0")
+    faulty.fault = lambda number, method, path: "slow_down"
+    with pytest.raises(StorageError, match="cannot be read or written .*SLOW_?DOWN|503"):
+        root.read("a")
+
+
+def test_leases_are_not_given_up_for_an_outage(faulty, monkeypatch):
+    """It is no store that cannot have them, so two runs would not be told apart from then on."""
+    root = Root(faulty.root.format("leases"))
+    root.write("a", b"1")
+    monkeypatch.setenv(VARIABLE, "0")
+    faulty.fault = lambda number, method, path: "drop" if method == "PUT" else None
+    monkeypatch.setattr("stages.object_store.RETRIES", {"max_retries": 0})
+    with pytest.raises(StorageError):
+        root.create("lease", b"1")
+
+
+@pytest.mark.parametrize(
+    ("text", "transient"),
+    [
+        (
+            "When reading information for key: AWS Error UNKNOWN (HTTP status 503) "
+            "during HeadObject operation: No response body.",
+            True,
+        ),
+        ("AWS Error SLOW_DOWN during PutObject operation: Please reduce your request rate.", True),
+        ("AWS Error NETWORK_CONNECTION during ListObjectsV2 operation: curlCode: 52", True),
+        ("curlCode: 28, Timeout was reached", True),
+        ("Generic S3 error: Error after 10 retries in 180s: error sending request", True),
+        ("AWS Error ACCESS_DENIED during HeadObject operation: No response body.", False),
+        ("AWS Error NO_SUCH_BUCKET during PutObject operation", False),
+        ("AWS Error UNKNOWN (HTTP status 404) during HeadObject", False),
+        ("curlCode: 6, Couldn't resolve host name", False),
+        ("[Errno 28] No space left on device", False),
+    ],
+)
+def test_what_may_pass(text, transient):
+    assert is_transient(OSError(text)) is transient
+
+
+def test_a_missing_file_is_an_answer():
+    asked = []
+
+    def request():
+        asked.append(1)
+        raise FileNotFoundError("curlCode: 7")
+
+    with pytest.raises(FileNotFoundError):
+        Patience("x").ask(request)
+    assert len(asked) == 1
