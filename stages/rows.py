@@ -5,6 +5,7 @@ bounded by what the page cache chooses to keep.
 """
 
 import io
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,6 +20,31 @@ def npy_bytes(array: np.ndarray) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
     return buffer.getvalue()
+
+
+def mapped(path: Path) -> np.ndarray:
+    """An `.npy` file in a memory map that holds no file open, read-only.
+
+    numpy's maps keep a descriptor each, of which a process has 1,024 by default; a kernel grants
+    65,530 maps.
+
+    Raises:
+        ValueError: it is no such file, or is cut off.
+    """
+    import torch
+
+    with path.open("rb") as file:
+        version = np.lib.format.read_magic(file)
+        read = {(1, 0): np.lib.format.read_array_header_1_0}
+        shape, fortran, dtype = read.get(version, np.lib.format.read_array_header_2_0)(file)
+        begin, size = file.tell(), path.stat().st_size
+    count = math.prod(shape)
+    if fortran or dtype.hasobject or begin + count * dtype.itemsize != size:
+        raise ValueError(f"{path}: not a whole array of numbers, row by row")
+    whole = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).numpy()
+    array = np.frombuffer(whole, dtype, count, begin).reshape(shape)
+    array.flags.writeable = False
+    return array
 
 
 def unit_rows(vectors: np.ndarray) -> np.ndarray:
@@ -76,7 +102,7 @@ class FactorRows:
         self, shards: Sequence[Path], rows_per_shard: int, renormalise: bool = True
     ) -> None:
         self._renormalise = renormalise
-        self._shards = [np.load(path, mmap_mode="r", allow_pickle=False) for path in shards]
+        self._shards = [mapped(path) for path in shards]
         self._rows_per_shard = rows_per_shard
         self.num_rows = sum(len(shard) for shard in self._shards)
         self.dimension = self._shards[0].shape[1]
@@ -102,7 +128,7 @@ class TokenRows:
     """Token ids row by row: flat ids and row offsets, one pair of files a shard of any length."""
 
     def __init__(self, shards: Sequence[tuple[Path, Path]]) -> None:
-        self._ids = [np.load(ids, mmap_mode="r", allow_pickle=False) for ids, _ in shards]
+        self._ids = [mapped(ids) for ids, _ in shards]
         self._offsets = [np.load(offsets, allow_pickle=False) for _, offsets in shards]
         self._starts = np.cumsum([0, *(len(offsets) - 1 for offsets in self._offsets)])
         self.num_rows = int(self._starts[-1])
