@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.plan.graph import Node, build_graph
 from pipeline.store.artifacts import ArtifactStore
 from pipeline.store.history import last_settings
-from pipeline.store.manifest import Manifest
+from pipeline.store.manifest import Manifest, versions_here
 from stages.errors import UserError
 from stages.files import masked_uri
 from stages.recipe import Recipe
@@ -172,6 +172,21 @@ def _size(manifest: Manifest) -> str:
     return seconds
 
 
+def _other_versions(plan: Plan) -> list[str]:
+    """What is there and was made with other versions of packages; it stays as it is."""
+    here = versions_here()
+    made: dict[tuple[str, str], list[str]] = {}
+    for name, one in plan.nodes.items():
+        for package, version in one.manifest.versions.items() if one.manifest else ():
+            if here.get(package, version) != version:
+                made.setdefault((package, version), []).append(name)
+    return [
+        f"made with {package} {version}, and now {here[package]} is here: {names[0]}"
+        + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+        for (package, version), names in made.items()
+    ]
+
+
 def plan_text(plan: Plan) -> str:
     """The plan as a table for a terminal."""
     everyone = plan.nodes.values()
@@ -184,6 +199,7 @@ def plan_text(plan: Plan) -> str:
         if one.to_do and one.node.inputs:
             lines.append(f"   {'':<{width}}  reads {', '.join(one.node.inputs.values())}")
     lines += [f"warning: {warning}" for warning in plan.recipe.warnings()]
+    lines += [f"note: {note}" for note in _other_versions(plan)]
     to_do = sum(one.to_do for one in everyone)
     damaged = sum(one.damage is not None for one in everyone)
     end = f"{to_do} of {len(plan.nodes)} to do" if to_do else "nothing to do"

@@ -5,6 +5,7 @@ import platform
 import time
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
+from importlib.metadata import version
 from typing import Any, Protocol
 
 from pydantic import ConfigDict, TypeAdapter
@@ -122,8 +123,6 @@ def new_manifest(
     usage: Usage = NO_USAGE,
 ) -> Manifest:
     """A manifest stamped with now, this machine, and the seconds since `started`."""
-    from importlib.metadata import version
-
     return Manifest(
         kind=node.kind, title=node.title, fingerprint=node.fingerprint, identity=node.identity,
         inputs=inputs,
@@ -133,8 +132,13 @@ def new_manifest(
         machine=f"{platform.machine()}, {os.cpu_count()} cores",
         recipe=recipe,
         usage=usage,
-        versions={name: version(name) for name in ("sentray", "torch", "transformers", "ray")},
+        versions=versions_here(),
     )  # fmt: skip
+
+
+def versions_here() -> dict[str, str]:
+    """Of the packages that decide what is computed, as this process has them."""
+    return {name: version(name) for name in ("sentray", "torch", "transformers", "ray")}
 
 
 def read_manifest(data: bytes) -> Manifest:

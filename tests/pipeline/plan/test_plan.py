@@ -3,16 +3,20 @@
 import json
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 import yaml
 
 from pipeline.plan.graph import build_graph
+from pipeline.plan.plan import make_plan, plan_text
 from pipeline.recipe.read import load_recipe
 from pipeline.run.runner import named
 from stages.errors import UserError
+from stages.recipe import Recipe
+from tests.support.here import make_here
 from tests.support.models import make_model, make_sentences
-from tests.support.recipes import setting
+from tests.support.recipes import setting, tiny
 
 
 def both_tests(who):
@@ -250,3 +254,19 @@ def test_a_begun_name_is_every_node_that_begins_so():
     assert named("evaluate:after", nodes) == ["evaluate:after:STS", "evaluate:after+256d:STS"]
     assert named("evaluate", nodes) == [*nodes][:3]
     assert named("evaluate:after+256d", nodes) == ["evaluate:after+256d:STS"]
+
+
+def test_other_versions_are_a_note(tmp_path, teacher_folder, student_folder):
+    recipe = Recipe.model_validate(tiny(tmp_path, teacher_folder, student_folder))
+    make_here(recipe, "tokens")
+    plan = make_plan(recipe)
+    assert "note:" not in plan_text(plan)
+    for name in ("sentences", "tokens"):
+        file = tmp_path / "runs" / plan.folders[name] / "manifest.json"
+        manifest = json.loads(file.read_text())
+        manifest["versions"] |= {"torch": "1.0"}
+        file.write_text(json.dumps(manifest))
+    text = plan_text(make_plan(recipe))
+    here = metadata.version("torch")
+    assert f"note: made with torch 1.0, and now {here} is here: sentences and 1 more" in text
+    assert "= tokens" in text and text.count("note:") == 1
