@@ -24,10 +24,12 @@ def _asked(plan: Plan) -> str:
     if count is not None and not recipe.student.is_static:
         what = f"a student of {count} layer{'s' * (count != 1)}"
     manifest = plan.store.manifest(plan.folders["sentences"])
-    rows = manifest.num_rows if manifest else 0
-    trained_on = rows - num_held_out(recipe.holdout, rows)
+    trained_on = ""  # unknown where the sentences were removed since
+    if manifest is not None:
+        rows = manifest.num_rows - num_held_out(recipe.holdout, manifest.num_rows)
+        trained_on = f" on {rows:,} sentences"
     objectives = ", ".join(recipe.train.objectives.chosen).replace("_", " ")
-    text = f"Asked: {what}, trained on {trained_on:,} sentences with {objectives}"
+    text = f"Asked: {what}, trained{trained_on} with {objectives}"
     if recipe.teachers:
         text += f", taught by {' and '.join(teacher.name for teacher in recipe.teachers)}"
     seeds = len(recipe.train.of_each_seed)

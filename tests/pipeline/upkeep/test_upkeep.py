@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from pipeline.plan.plan import make_plan
 from pipeline.run.log import RunLog
 from pipeline.run.runner import choose, finish, record_start
 from pipeline.store.leases import Leases, run_lease
+from pipeline.store.manifest import new_manifest
 from pipeline.upkeep.clearing import clear, garbage
 from pipeline.upkeep.contents import key_of
 from pipeline.upkeep.status import status
@@ -157,6 +159,11 @@ def test_trainings_of_searches_and_what_they_read_stay(storage):
     kept = {one.path for one in garbage(storage.root, ["two", "found"])[1]}
     assert not kept & {plan.folders[name] for name in ("train", "embed:t", "tokens", "sentences")}
     assert plan.folders["export"] in kept
+    # of a search alone: its training, and what that was made of
+    kept = {one.path for one in garbage(storage.root, ["found"])[1]}
+    folders = {name: plan.folders[name] for name in ("train", "embed:t", "tokens", "sentences")}
+    assert not kept & set(folders.values())
+    assert {plan.folders[name] for name in plan.folders if name.startswith("eval")} <= kept
     assert plan.folders["train"] in {one.path for one in garbage(storage.root, ["two"])[1]}
 
 
@@ -175,6 +182,25 @@ def test_what_nobody_needs_is_not_made_again(storage):
     plan = make_plan(plan.recipe)
     assert [node.name for node in choose(plan, None, None, [])[0]] == [*names, "export"]
     assert make_here(plan.recipe, "export") == [*names, "export"]
+
+
+def test_a_student_is_wanted_although_others_read_it(storage, tmp_path):
+    """Its variants are there, and it is not."""
+    raw = make_plan(storage.run("one")[0].recipe).recipe.plain() | {"name": "two"}
+    raw["export"] = {"variants": ["bf16"]}
+    plan = make_plan(Recipe.model_validate(raw))
+    for node in plan.graph.values():
+        manifest = new_manifest(
+            node, recipe="two", inputs={}, shards=[], files={}, stats={}, started=0.0
+        )
+        text = json.dumps(asdict(manifest))
+        if node.kind not in ("export", "train", "embed", "tokens", "sentences"):
+            plan.store.root.write(f"{plan.folders[node.name]}/manifest.json", text.encode())
+    plan.store.remove(plan.folders["export"])
+    plan.store.remove(plan.folders["embed:t"])
+    plan = make_plan(plan.recipe)
+    assert [name for name, one in plan.nodes.items() if one.to_do] == ["export"]
+    assert plan.nodes["embed:t"].spare
 
 
 def test_space_by_stage_and_recipe(storage, capsys):
@@ -255,6 +281,9 @@ sys.stdin.read()
 
 def test_a_run_of_another_process_is_running_until_it_is_killed(storage):
     _, record = storage.run("one", only=["sentences"])
+    log = RunLog(Root(storage.root), f"{record}/log", print)
+    log.add("train", "said", "step 5", {})
+    log.write()  # a moment ago, which is no sign of life where a lease tells more
     root = Path(__file__).parents[3]
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, storage.root, record], cwd=root, text=True,
