@@ -150,6 +150,14 @@ def test_the_message_names_the_setting(raw, value):
     assert "train.learning_rate" in message and "\n" not in message
 
 
+@pytest.mark.parametrize("value", ["dict of inf", "list of nan", "list of dates"])
+def test_values_inside_free_sections_are_looked_at(raw, value):
+    given = VALUES[value] if isinstance(VALUES[value], dict) else {"a": VALUES[value]}
+    document = Document.of("x", with_value(raw, ("perturb", "0", "rewriting", "extra"), given))
+    with pytest.raises(UserError, match="extra: .*(no finite number|nor a number)"):
+        read_recipe(document)
+
+
 if __name__ == "__main__":
     import tempfile
     from pathlib import Path

@@ -7,6 +7,7 @@ import pytest
 
 from pipeline.plan.plan import make_plan
 from pipeline.report.figures import collect
+from pipeline.report.html import figures_table
 from pipeline.report.table import shown
 from pipeline.run.runner import finish, record_start
 from stages.recipe import Recipe
@@ -104,8 +105,22 @@ def test_its_table_has_every_figure(made):
 
 def test_its_lineage_has_every_artifact_once(made):
     plan, page = made
+    boxes = [set(re.findall(r"^(\S+): ", box, re.M)) for box in Reader(page).boxes]
     lines = [line for box in Reader(page).boxes for line in box.splitlines()]
     assert sorted(lines) == sorted(f"{name}: {folder}" for name, folder in plan.folders.items())
+    read = {  # a line from each box to each that reads something in it
+        (one, other)
+        for one, made in enumerate(boxes)
+        for other, box in enumerate(boxes)
+        if any(made & set(plan.graph[name].inputs.values()) for name in box)
+    }
+    section = page.partition("<h2>Where it comes from</h2>")[2].partition("</section>")[0]
+    assert section.count("<path ") == len(read) > 5
+
+
+def test_a_tables_cells_are_text():
+    page = Reader(figures_table([("", ["", "<p>"]), ("main", ["<p> & x", " 1* "]), ("", ["y"])]))
+    assert page.cells == ["<p> & x", "1*", "y"] and page.open == []
 
 
 def test_its_sentences_are_those_of_the_artifact(made):
