@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -293,6 +294,7 @@ def test_a_run_of_another_process_is_running_until_it_is_killed(storage):
     ((_, state, told),) = states(storage)
     assert state == "running" and told.endswith("ago. train: step 5")
     (file,) = (storage.path / "leases/runs").rglob("*.json")
+    process.send_signal(signal.SIGSTOP)  # it writes its lease no more
     os.utime(file, (time.time() - 60,) * 2)
     assert states(storage)[0][1] == "silent"
     process.kill()
