@@ -1,6 +1,7 @@
 """Every field of every settings class of a recipe with values that nobody should write.
 
-A case is accepted, or refused in one message that can be printed; nothing else may happen, and soon. `python -m tests.hostile.test_fields` counts them.
+A case is accepted, or refused in one message that can be printed; nothing else may happen, and
+soon. `python -m tests.hostile.test_fields` counts them.
 """
 
 import copy
