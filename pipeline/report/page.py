@@ -100,7 +100,9 @@ def _curves(history: list[dict[str, Any]]) -> str:
         other.plot(*zip(*dev, strict=True), color="#1f77b4", marker="o", label=what)
         other.set_ylabel(f"{what} x 100")
         other.spines[["top"]].set_visible(False)
-    speeds.plot(steps, [row["tokens_per_second"] / 1000 for row in history], color="#8a919c")
+    fast = [(row["step"], row["tokens_per_second"] / 1000) for row in history
+            if "tokens_per_second" in row]  # fmt: skip
+    speeds.plot([step for step, _ in fast], [speed for _, speed in fast], color="#8a919c")
     speeds.set_ylim(0)
     speeds.set_ylabel("k tokens/s")
     speeds.set_xlabel("step")

@@ -26,6 +26,7 @@ class Progress:
         self._out, self.log, self.metrics = out, log, metrics
         self._last: dict[str, float] = {}
         self._said: dict[str, str] = {}
+        self._newest = ""
         self._lock = threading.Lock()
 
     def say(
@@ -39,8 +40,8 @@ class Progress:
         self.log.add(node, event, text, figures)
         self.metrics.figures(node, figures)
         with self._lock:
-            self._said.pop(node, None)  # the newest is the last
             self._said[node] = text = hide_values(text)
+            self._newest = f"{node}: {text}"
             now = time.monotonic()
             recent = now - self._last.get(node, 0.0) < SECONDS_BETWEEN_LINES
             if important or not recent:
@@ -56,8 +57,7 @@ class Progress:
 
     def said_last(self) -> str:
         """What any node said last."""
-        node, text = next(reversed(self._said.items()), ("", ""))
-        return f"{node}: {text}" if node else ""
+        return self._newest
 
     def relay(self, board: Any) -> None:
         """Tells what workers have told the board since."""

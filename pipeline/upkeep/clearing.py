@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeline.store.history import folders_of
+from pipeline.store.history import folders_of, newest_record
 from pipeline.upkeep.contents import (
     HISTORY,
     SCRATCH,
@@ -22,6 +22,7 @@ from pipeline.upkeep.contents import (
     needed_by_searches,
     with_inputs,
 )
+from pipeline.upkeep.status import run_state
 from pipeline.upkeep.usage import shown
 from stages.files import Root
 
@@ -50,9 +51,13 @@ def garbage(storage: str, keep: Sequence[str] = ()) -> tuple[Contents, list[Garb
     """
     there = contents(storage)
     root, held = there.store.root, alive(there.store.root)
-    running = [folder.removeprefix("runs/") for folder in held if folder.startswith("runs/")]
+    running = {folder.removeprefix("runs/") for folder in held if folder.startswith("runs/")}
+    for name in root.list(HISTORY):  # on a storage that cannot have leases only logs tell
+        record = newest_record(root, name)
+        if record is not None and run_state(root, record, None).state == "running":
+            running.add(record.removeprefix(f"{HISTORY}/"))
     published = [folder for folder, one in there.artifacts.items() if one.published]
-    needed = _kept(root, keep) | set(held)
+    needed = _kept(there, keep) | set(held)
     for run in running:  # also of recipes that are not to be kept
         needed |= _named_by(root, run)
     needed = with_inputs(there.store, needed, published)
@@ -65,7 +70,7 @@ def garbage(storage: str, keep: Sequence[str] = ()) -> tuple[Contents, list[Garb
     for folder, one in there.scratch.items():
         key = key_of(folder)
         if folder.startswith("ray/"):
-            over = not held
+            over = not (held or running)
         else:  # of what is needed and not made, a later run goes on with it
             over = key not in held and (key in made or key not in needed)
         if over:
@@ -76,12 +81,13 @@ def garbage(storage: str, keep: Sequence[str] = ()) -> tuple[Contents, list[Garb
     return there, sorted(found, key=lambda one: -one.num_bytes)
 
 
-def _kept(root: Root, keep: Sequence[str]) -> set[str]:
+def _kept(there: Contents, keep: Sequence[str]) -> set[str]:
+    root = there.store.root
     if not keep:
-        return needed_by_runs(root) | needed_by_searches(root)
+        return needed_by_runs(root) | needed_by_searches(there)
     searches = [name for name in keep if name in root.list(SEARCHES)]
     recipes = [name for name in keep if name not in searches or name in root.list(HISTORY)]
-    return needed_by_runs(root, recipes) | needed_by_searches(root, searches)
+    return needed_by_runs(root, recipes) | needed_by_searches(there, searches)
 
 
 def _named_by(root: Root, run: str) -> set[str]:

@@ -113,17 +113,19 @@ def needed_by_runs(root: Root, names: Iterable[str] | None = None) -> set[str]:
     return {key_of(folder) for record in there for folder in folders_of(root, record).values()}
 
 
-def needed_by_searches(root: Root, names: Iterable[str] | None = None) -> set[str]:
-    """Keys of the trainings that searches have in their logs; None: of all searches."""
-    found = set()
+def needed_by_searches(there: Contents, names: Iterable[str] | None = None) -> set[str]:
+    """Keys of what is there of the trainings that searches have in their logs, and of their trials'
+    results, which have the same fingerprints; None: of all searches."""
+    root, digits = there.store.root, set()
     for name in root.list(SEARCHES) if names is None else names:
         folder = f"{SEARCHES}/{name}"
         files = [f"{folder}/trials.jsonl"]
         files += [f"{folder}/trials/{one}" for one in root.list(f"{folder}/trials")]
         for data in root.read_all([file for file in files if root.exists(file)]):
             rows = (_trial(line) for line in data.splitlines())
-            found |= {key_of(row["folder"]) for row in rows if "folder" in row}
-    return found
+            digits |= {str(row["folder"])[-8:] for row in rows if "folder" in row}
+    keys = map(key_of, [*there.artifacts, *there.scratch])
+    return {key for key in keys if key[-8:] in digits}
 
 
 def _trial(line: bytes) -> Mapping[str, Any]:

@@ -70,3 +70,11 @@ def test_alignment_is_drawn_against_uniformity(monkeypatch):
 def test_nothing_is_drawn_of_nothing(monkeypatch):
     monkeypatch.setattr(pictures, "items_of", lambda *_: {})
     assert pictures.pictures(None, Results([], [], {})) == []
+
+
+def test_a_plug_ins_curve_may_lack_speeds():
+    from pipeline.report.page import _curves
+
+    rows = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}]
+    assert _curves(rows).startswith("<svg")
+    assert _curves([row | {"tokens_per_second": 10.0} for row in rows]).startswith("<svg")

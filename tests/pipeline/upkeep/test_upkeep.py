@@ -121,6 +121,22 @@ def test_what_is_being_made_stays(storage):
     assert found >= {orphan, f"work/{orphan}", "work/ray/x"}
 
 
+def test_a_run_without_leases_is_told_by_its_log(storage):
+    """As on a store that lacks conditional writes."""
+    plan, record = storage.run("one", only=["embed:t"])
+    storage.run("two")
+    (storage.path / "work/ray/x").mkdir(parents=True)
+    (storage.path / "work/ray/x/file").write_text("x")
+    log = RunLog(Root(storage.root), f"{record}/log", print)
+    log.add("train", "said", "step 4", {})
+    log.write()
+    found = {one.path for one in garbage(storage.root, ["two"])[1]}
+    assert not found & {"work/ray/x", *plan.folders.values()}
+    (file,) = (storage.path / record / "log").iterdir()
+    os.utime(file, (OLD, OLD))
+    assert "work/ray/x" in {one.path for one in garbage(storage.root, ["two"])[1]}
+
+
 def test_what_a_run_begins_to_need_meanwhile_stays(storage, monkeypatch):
     """A run that starts between the look and the removal."""
     from pipeline.upkeep import clearing
@@ -157,13 +173,19 @@ def test_trainings_of_searches_and_what_they_read_stay(storage):
     search = storage.path / "tune/found"
     search.mkdir(parents=True)
     (search / "trials.jsonl").write_text(json.dumps(trial) + '\n{"torn')
+    # what the trial measured, which outlives its weights
+    result = f"trial/found-{plan.folders['train'][-8:]}"
+    (storage.path / result).mkdir(parents=True)
+    manifest = (storage.path / plan.folders["train"] / "manifest.json").read_text()
+    (storage.path / result / "manifest.json").write_text(manifest)
     kept = {one.path for one in garbage(storage.root, ["two", "found"])[1]}
     assert not kept & {plan.folders[name] for name in ("train", "embed:t", "tokens", "sentences")}
     assert plan.folders["export"] in kept
     # of a search alone: its training, and what that was made of
     kept = {one.path for one in garbage(storage.root, ["found"])[1]}
     folders = {name: plan.folders[name] for name in ("train", "embed:t", "tokens", "sentences")}
-    assert not kept & set(folders.values())
+    assert not kept & {*folders.values(), result}
+    assert result not in {one.path for one in garbage(storage.root)[1]}
     assert {plan.folders[name] for name in plan.folders if name.startswith("eval")} <= kept
     assert plan.folders["train"] in {one.path for one in garbage(storage.root, ["two"])[1]}
 
