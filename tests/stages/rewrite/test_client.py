@@ -15,6 +15,7 @@ from stages.errors import UserError
 from stages.rewrite.rewrites import Outcome
 from tests.support.chat_client import ask
 from tests.support.chat_server import Reply, rewrite_of
+from tests.support.command import wait_until
 
 
 def test_two_thousand_rows_through_every_kind_of_trouble(serve, tmp_path):
@@ -193,13 +194,12 @@ print(len({ref for ref, _ in found}), sum(outcome.reason is None for _, outcome 
 def test_killed_twice_in_the_middle_no_answer_is_paid_twice(serve, tmp_path):
     """Killed when the server holds all further answers and the journal has all that were given."""
     until, held = {"answers": 700}, []
-    release = threading.Event()
 
     def behave(sentence, nth, total):
         if len(server.answered) + server.in_flight[-1] <= until["answers"]:
             return Reply(rewrite_of(sentence))
         held.append(sentence)
-        return Reply(rewrite_of(sentence), hold=release)
+        return Reply(rewrite_of(sentence), hold=threading.Event())
 
     server = serve(behave)
     command = [sys.executable, "-c", SCRIPT, server.url, str(tmp_path)]
@@ -214,12 +214,11 @@ def test_killed_twice_in_the_middle_no_answer_is_paid_twice(serve, tmp_path):
             assert process.poll() is None, process.communicate()
         process.send_signal(signal.SIGKILL)
         process.communicate()
+        wait_until(lambda: not server.in_flight_now)  # nobody gets what was held
         answered = dict(server.answered)
         assert 500 < len(answered) < 1500
         until["answers"] += 600
         held.clear()
-        release.set()  # who waits for these answers is dead
-        release = threading.Event()
     until["answers"] = 10**9
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.splitlines()[-1] == "2000 2000"
