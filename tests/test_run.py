@@ -14,6 +14,19 @@ from tests.support.models import make_sentences
 from tests.support.recipes import setting, write_recipe
 
 
+def test_a_teacher_that_is_named_twice_is_tested_once(sentray, tiny_recipe, inputs_made):
+    """Its tests are the same artifacts, made by one process, which must not wait for itself."""
+    (known,) = tiny_recipe()["teachers"]
+    recipe = tiny_recipe(
+        setting("teachers", [known, known | {"name": "again"}]), "train.max_steps=2",
+        "evaluate.num_bootstrap=21", "evaluate.speed=false",
+    )  # fmt: skip
+    out = sentray("run", sentray.recipe_file(recipe))
+    assert "evaluate:again:made-up  is the same as evaluate:t:made-up" in out
+    rows = dict(line.rsplit(maxsplit=1) for line in out.splitlines() if line[:2] in ("t ", "ag"))
+    assert len(rows) == 2 and len(set(rows.values())) == 1
+
+
 def test_run_makes_everything_once_and_only_what_changed_again(sentray, tiny_recipe):
     recipe = tiny_recipe("sentences.rows_per_shard=64")
     file = sentray.recipe_file(recipe)

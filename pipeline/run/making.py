@@ -140,6 +140,10 @@ class _Making:
         # all runs take them in one order, or two could wait for each other
         for name, work in sorted(works.items(), key=lambda one: one[1].lease):
             say, said = progress.of(name), partial(progress.said, name)
+            twin = next((one for one in held if works[one].lease == work.lease), None)
+            if twin is not None:  # as of a teacher that is named twice
+                say(f"is the same as {twin}", important=True)
+                continue
             lease = self._leases.take(work.lease, partial(self._is_made, work), say, said)
             if lease is None:
                 made = work.store.open(work.folder).folder

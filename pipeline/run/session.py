@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from pipeline.run.stopping import signals_kept
 from pipeline.store.copies import LIMIT
 from stages.errors import UserError
 
@@ -56,7 +57,7 @@ def ray_session(
     if address is not None:
         _check_reachable(address)
     try:
-        with _silent_stderr():
+        with _silent_stderr(), signals_kept():
             context = ray.init(
                 address=address or "local",
                 runtime_env=environment,

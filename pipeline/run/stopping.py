@@ -38,10 +38,7 @@ def ended_by_signals() -> Iterator[None]:
 
 @contextmanager
 def asked_by_signals(asked: threading.Event, say: Callable[[str], None]) -> Iterator[None]:
-    """The first signal sets `asked` and is told to `say`; the next one raises `Ended`.
-
-    Not before Ray has started, which takes SIGTERM for itself.
-    """
+    """The first signal sets `asked` and is told to `say`; the next one raises `Ended`."""
 
     def ask(number: int, frame: FrameType | None) -> None:
         if asked.is_set():
@@ -54,6 +51,21 @@ def asked_by_signals(asked: threading.Event, say: Callable[[str], None]) -> Iter
 
     with _handled(ask):
         yield
+
+
+@contextmanager
+def signals_kept() -> Iterator[None]:
+    """Who handles signals stays who it was. Ray takes SIGTERM for itself when it starts, and then
+    ends without a word, its number for an exit code."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Ray does not either
+        return
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def end_process(exit_code: int) -> NoReturn:

@@ -1,11 +1,12 @@
 """Copies of remote artifacts' files on this machine, which all its processes share.
 
     $XDG_CACHE_HOME/sentray/files/<fingerprint, 16 digits>/shards/00003.factors.9f3c21ab.npy
-                                                      .../00003.factors.9f3c21ab.npy.use
+                          in-use/<fingerprint, 16 digits>/shards/00003.factors.9f3c21ab.npy
 
 A file is fetched by one process while others wait for it. The folder has a limit in bytes: room is
 made by removing what was used longest ago and is in use by nobody. In use is what a living process
-holds a shared lock (flock, of the `.use` file) for; the kernel takes it back from one that dies.
+holds a shared lock for (flock, of the file under `in-use`, since whoever copies a folder wants its
+files only); the kernel takes it back from one that dies.
 """
 
 import fcntl
@@ -24,7 +25,7 @@ from stages.errors import StorageError, UserError
 from stages.files import storage_error
 
 LIMIT = "SENTRAY_CACHE_GB"
-USE, PART = ".use", ".part"
+FILES, IN_USE, PART = "files", "in-use", ".part"
 # Fetching takes one of so many locks; two files that share one wait for each other, no more.
 FETCH_LOCKS = 64
 # What is removed beyond the room that is asked for, since each time costs a listing of all copies.
@@ -87,7 +88,7 @@ def local_copy(
         FileNotFoundError: as `fetch`.
         StorageError: it does not fit under the limit beside what is in use, or onto the disk.
     """
-    folder = cache_folder() / "files"
+    folder = cache_folder() / FILES
     file = folder / place
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -110,12 +111,20 @@ def _hold(file: Path) -> None:
     if file in held or file in _of_process:
         return
     while True:
-        lock = os.open(f"{file}{USE}", os.O_RDWR | os.O_CREAT, 0o600)
+        lock = os.open(_use_of(file), os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(lock, fcntl.LOCK_SH)
         if os.fstat(lock).st_nlink:
             held[file] = lock
             return
         os.close(lock)  # it was removed with its file meanwhile
+
+
+def _use_of(file: Path) -> Path:
+    """The file whose lock says that a copy is in use; its folder is there."""
+    root = cache_folder()
+    use = root / IN_USE / file.relative_to(root / FILES)
+    use.parent.mkdir(parents=True, exist_ok=True)
+    return use
 
 
 @contextmanager
@@ -190,13 +199,13 @@ def _make_room(folder: Path, limit: int, num_bytes: int) -> int:
 def _copies(folder: Path) -> Iterator[tuple[Path, int, int]]:
     """Each copy with its size and the time of its last use; under the folder's lock."""
     for path in folder.glob("*/**/*"):
-        if path.suffix != USE and path.is_file():
+        if path.is_file():
             stat = path.stat()
             yield path, stat.st_size, stat.st_atime_ns
 
 
 def _remove_unused(file: Path) -> bool:
-    use = file.with_name(f"{file.name.removesuffix(PART)}{USE}")
+    use = _use_of(file.with_name(file.name.removesuffix(PART)))
     with use.open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -2,13 +2,16 @@
 
 import http.client
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
 
-# slow_down: 503; error: 500; drop: the connection ends without an answer; cut: in the middle of one
-Fault = Literal["slow_down", "error", "drop", "cut"]
+# slow_down: 503; error: 500; drop: the connection ends without an answer; cut: in the middle of
+# one; slow: the answer comes late
+Fault = Literal["slow_down", "error", "drop", "cut", "slow"]
+SLOW_SECONDS = 1.0
 SLOW_DOWN = b"""<?xml version="1.0" encoding="UTF-8"?>
 <Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"""
 # Of one connection only
@@ -45,6 +48,9 @@ def faulty_proxy(root: str) -> Iterator[Faulty]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        # in one piece and at once, or each answer waits 40 ms for the other side's receipt
+        wbufsize = -1
+        disable_nagle_algorithm = True
 
         def log_message(self, *arguments: object) -> None:
             pass
@@ -55,6 +61,11 @@ def faulty_proxy(root: str) -> Iterator[Faulty]:
             except ConnectionError:  # whoever asked has given up
                 self.close_connection = True
 
+        def handle_expect_100(self) -> bool:
+            found = super().handle_expect_100()
+            self.wfile.flush()  # whoever writes waits a second for it
+            return found
+
         def forward(self) -> None:
             body = self.body()
             fault = proxy.decide(self.command, self.path)
@@ -64,6 +75,8 @@ def faulty_proxy(root: str) -> Iterator[Faulty]:
             if fault in ("slow_down", "error"):
                 self.answer(503 if fault == "slow_down" else 500, {}, SLOW_DOWN)
                 return
+            if fault == "slow":
+                time.sleep(SLOW_SECONDS)
             connection = http.client.HTTPConnection(address, timeout=30)
             headers = {n: v for n, v in self.headers.items() if n.lower() not in HOP_BY_HOP}
             connection.request(self.command, self.path, body, headers)
@@ -82,12 +95,15 @@ def faulty_proxy(root: str) -> Iterator[Faulty]:
             if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
                 return self.rfile.read(int(self.headers.get("Content-Length") or 0))
             chunks = []
-            while size := int(self.rfile.readline(), 16):
+            while size := int(self.rfile.readline() or self.gone(), 16):
                 chunks.append(self.rfile.read(size))
                 self.rfile.readline()
             while self.rfile.readline().strip():  # trailers
                 pass
             return b"".join(chunks)
+
+        def gone(self) -> bytes:
+            raise ConnectionError("in the middle of a request")
 
         def answer(
             self, status: int, headers: dict[str, str], data: bytes, length: int | None = None

@@ -93,7 +93,7 @@ def other(remote):
 
 def kept():
     folder = os.path.join(os.environ["XDG_CACHE_HOME"], "sentray", "files", "a")
-    return sorted(name for name in os.listdir(folder) if not name.endswith(".use"))
+    return sorted(os.listdir(folder))
 
 
 def test_a_file_is_fetched_once_for_all_processes_and_threads(remote, other):

@@ -1,0 +1,287 @@
+"""Where schedules are played: a Ray cluster, endpoints, storages, an undisturbed run's results.
+
+The recipe has every kind of stage. The cluster's second node may be lost; so may all of it.
+"""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pipeline.plan.plan import Plan, make_plan
+from pipeline.recipe.read import load_recipe
+from tests.chaos.schedule import Schedule, draw
+from tests.chaos.storage import Storage, manifests, storages
+from tests.support.chat_server import ChatServer, rewrite_of
+from tests.support.command import wait_until
+from tests.support.embedding_server import EmbeddingServer
+from tests.support.endpoint_server import EndpointServer, Reply
+from tests.support.marian import make_pair
+from tests.support.models import make_model, make_sentences
+from tests.support.recipes import tiny, write_recipe
+from tests.support.tokenizers import make_cuttable
+
+NUM_SENTENCES, ROWS_PER_SHARD = 240, 40
+# Requests of one endpoint under way
+CONCURRENCY = 4
+# Journals of endpoints' answers: with them nothing would be asked
+JOURNALS = ("answers", "embeddings")
+END_SECONDS = 150.0
+# Ray's processes that serve it, or wait
+NOT_AT_WORK = ("IDLE", "Agent")
+
+
+class Running:
+    """A command in a process of its own; its lines are read as they come."""
+
+    def __init__(self, command: list[str], folder: Path) -> None:
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder
+        )
+        self.lines: list[str] = []
+        self.errors: list[str] = []
+        self._readers = [
+            threading.Thread(target=self._read, args=(stream, lines), daemon=True)
+            for stream, lines in (
+                (self.process.stdout, self.lines), (self.process.stderr, self.errors),
+            )
+        ]  # fmt: skip
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, stream: Any, lines: list[str]) -> None:
+        for line in stream:
+            lines.append(line)
+
+    def said(self, text: str) -> bool:
+        return any(text in line for line in list(self.lines))
+
+    @property
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def end(self, seconds: float = END_SECONDS) -> int:
+        """Its exit code; AssertionError with all that it said where it does not end."""
+        try:
+            code = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.send_signal(signal.SIGABRT)
+            raise AssertionError(f"hangs:\n{self.output}") from None
+        for reader in self._readers:
+            reader.join()
+        return code
+
+    @property
+    def output(self) -> str:
+        return "".join([*self.lines, *self.errors])
+
+
+class Arena:
+    def __init__(self, folder: Path, kinds: dict[str, Storage]) -> None:
+        self.folder = folder
+        self.storages = kinds
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self.endpoints: list[EndpointServer] = [
+            ChatServer(lambda text, *_: Reply(rewrite_of(text), hold=self.may_answer)),
+            EmbeddingServer(lambda *_: Reply(hold=self.may_answer)),
+        ]
+        os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+        self._clock = folder / "clock"
+        self.move_clock(0)
+        self._cluster: Any = None
+        self.start_cluster()
+        self._recipe = self._build()
+        self.reference = folder / "reference" / "runs"
+        self._file = folder / "recipe.yaml"
+        self.prepare(str(self.reference))
+        running = self.start("run", self._file)
+        assert running.end() == 0, running.output
+        self.plan: Plan = make_plan(load_recipe(str(self._file)))
+        assert not [name for name, one in self.plan.nodes.items() if one.to_do]
+        self.made = manifests(self.plan.store.root)
+
+    def _build(self) -> dict[str, Any]:
+        place = self.folder
+        make_model(place / "teacher", layers=3, width=48, seed=1)
+        make_cuttable(place / "student", "WordPiece")
+        there, back = make_pair(place / "marian", train_steps=150)
+        recipe = tiny(place, place / "teacher", place / "student")
+        text = place / "sentences.txt"
+        text.write_text("\n".join(make_sentences(NUM_SENTENCES)) + "\n")
+        chat, embeddings = (server.url for server in self.endpoints)
+        asked = {"model": "m", "key_variable": None, "concurrency": CONCURRENCY}
+        recipe["sentences"]["rows_per_shard"] = ROWS_PER_SHARD
+        recipe["perturb"] = [
+            {"name": "chat", "rewriting": asked | {"base_url": chat}},
+            {
+                "name": "pivot",
+                "backtranslation": {
+                    "to_pivot": {"model": str(there)}, "from_pivot": {"model": str(back)},
+                    "num_beams": 1, "rows_per_unit": 8,
+                },
+                "filters": {
+                    "min_growth": 0.0, "max_growth": 1000.0, "max_repeats": 1000, "script": None,
+                },
+            },
+        ]  # fmt: skip
+        (known,) = recipe["teachers"]
+        recipe["teachers"] = [
+            known,
+            known | {"name": "ranked", "similarity": "ranks"},
+            {"name": "far", "endpoint": asked | {"base_url": embeddings, "batch_size": 5}},
+        ]
+        recipe["ranks"] = {"corpus_size": 100, "dimensions": 32}
+        recipe["student"] |= {"vocabulary": {"min_count": 1}}
+        recipe["train"] |= {
+            "objectives": {"infonce": {}, "listnet": {}},
+            "max_steps": 24, "checkpoint_every_steps": 2,
+        }  # fmt: skip
+        recipe["evaluate"] |= {"speed": False}
+        recipe["export"] = {"variants": ["bf16"], "gate": {"cosine": 0.9}}
+        return recipe
+
+    def prepare(self, storage: str) -> None:
+        write_recipe(self._file, self._recipe | {"storage": storage})
+
+    def start(self, *arguments: object) -> Running:
+        """A command of its own process."""
+        command = [sys.executable, "-m", "tests.chaos.driver", str(self._clock)]
+        command += map(str, arguments)
+        if arguments[0] == "run":
+            command += ["--address", self._cluster.address]
+        return Running(command, Path.cwd())
+
+    def run(self, *options: str) -> Running:
+        return self.start("run", self._file, *options)
+
+    def begin(self, storage: Storage, without: set[str]) -> None:
+        """A storage as the undisturbed run left it, but for some nodes' artifacts."""
+        lacking = {self.plan.folders[name] for name in without}
+        aside = self.folder / "start"
+        shutil.rmtree(aside, ignore_errors=True)
+
+        def left_out(folder: str, names: list[str]) -> set[str]:
+            place = Path(folder).relative_to(self.reference).as_posix()
+            return {name for name in names if f"{place}/{name}" in lacking}
+
+        for kind in sorted(self.reference.iterdir()):
+            if kind.name not in (*JOURNALS, "history", "leases", "work", "students"):
+                shutil.copytree(kind, aside / kind.name, ignore=left_out)
+        storage.begin(aside)
+        self.prepare(storage.uri)
+        for server in self.endpoints:
+            server.answered.clear()
+
+    def quiesce(self, storage: Storage) -> int:
+        """Endpoints give no more answers; waits until those that were given are written down.
+
+        Returns:
+            how many are not, after a while.
+        """
+        self.may_answer.clear()
+        end = time.monotonic() + 5.0
+        while (lost := self.paid() - storage.answers()) and time.monotonic() < end:
+            time.sleep(0.05)
+        return lost
+
+    def resume(self) -> None:
+        """Once whoever was killed is gone, endpoints answer again."""
+        wait_until(lambda: not any(server.in_flight_now for server in self.endpoints))
+        self.may_answer.set()
+
+    def paid(self) -> int:
+        return sum(sum(server.answered.values()) for server in self.endpoints)
+
+    def move_clock(self, seconds: int) -> None:
+        self._clock.write_text(str(seconds))
+
+    def start_cluster(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        self._cluster = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+        )
+        self._second = self._cluster.add_node(num_cpus=1)
+
+    def lose_node(self) -> None:
+        """Takes the second node away as a power cut does, and adds another."""
+        _kill(self._second)
+        self._second = self._cluster.add_node(num_cpus=1, wait=False)
+
+    def lose_cluster(self) -> None:
+        """Takes all of it away, and starts another."""
+        self.stop_cluster()
+        self.start_cluster()
+
+    def stop_cluster(self) -> None:
+        """Without its own way of ending, which asks whom it has ended (60 s)."""
+        for node in (self._second, self._cluster.head_node):
+            _kill(node)
+
+    def workers(self) -> list[int]:
+        """Processes of Ray that are at work."""
+        found = []
+        for place in Path("/proc").iterdir():
+            if place.name.isdecimal():
+                try:
+                    title = (place / "cmdline").read_bytes().decode(errors="replace").strip("\0 ")
+                except OSError:
+                    continue
+                if title.startswith("ray::") and not title.endswith(NOT_AT_WORK):
+                    found.append(int(place.name))
+        return sorted(found)
+
+    def a_worker(self, draws: random.Random) -> int | None:
+        found = self.workers()
+        return draws.choice(found) if found else None
+
+    @property
+    def nodes(self) -> list[str]:
+        """Of the recipe, that are made."""
+        return [name for name, one in self.plan.nodes.items() if not one.spare]
+
+    def num_writes(self, node: str) -> int:
+        """Files that making a node wrote."""
+        return len(self.plan.store.root.sizes(self.plan.folders[node]))
+
+    def draw(self, seed: int) -> Schedule:
+        can_mount = not self.storages["disk"].why_not
+        return draw(seed, self.nodes, list(self.storages), can_mount)
+
+    def restart(self) -> None:
+        """A cluster without whatever a failed schedule left behind."""
+        self.may_answer.set()
+        self.move_clock(0)
+        self.lose_cluster()
+
+    def stop(self) -> None:
+        for server in self.endpoints:
+            server.stop()
+        self.stop_cluster()
+
+
+def _kill(node: Any) -> None:
+    for processes in node.all_processes.values():
+        for one in processes:
+            one.process.kill()
+            one.process.wait()
+
+
+@contextmanager
+def arena_in(folder: Path) -> Iterator[Arena]:
+    with storages(folder) as kinds:
+        arena = Arena(folder, kinds)
+        try:
+            yield arena
+        finally:
+            arena.stop()

@@ -1,0 +1,333 @@
+"""Plays a schedule: what its faults do, and what must be so when they are over."""
+
+import hashlib
+import json
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from stages.files import Root
+from tests.chaos.arena import CONCURRENCY, Arena, Running
+from tests.chaos.schedule import Fault, Schedule
+from tests.chaos.storage import Bucket, Disk, Storage, manifests
+
+SECONDS_OF_OUTAGE = (1.0, 8.0)
+# Beyond what makes a lease stale (tests/chaos/driver.py)
+FROZEN_SECONDS = 5.0
+CLOCKS = (-86_400, -3_600, -60, 60, 3_600, 86_400, 0)
+MOST_RUNS = 4
+
+
+@dataclass
+class Outcome:
+    """What became of a schedule.
+
+    survived: kinds of faults that the run went on through; ended: that ended it, so that it was
+    started again. paid_twice: answers of endpoints; lost: of those whose process was killed before
+    it could write them down. again: records stored a second time.
+    """
+
+    seconds: float = 0.0
+    survived: list[str] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
+    paid_twice: int = 0
+    lost: int = 0
+    again: int = 0
+    num_compared: int = 0
+
+
+class Play:
+    """Plays one schedule in an arena.
+
+    Raises AssertionError where something is not as it must be.
+    """
+
+    def __init__(self, arena: Arena, schedule: Schedule) -> None:
+        self._arena, self._schedule = arena, schedule
+        self._storage: Storage = arena.storages[schedule.storage]
+        self._draws = random.Random(schedule.seed + 1)
+        self._runs: list[Running] = []
+        self.outcome = Outcome()
+
+    def __call__(self) -> Outcome:
+        arena, schedule = self._arena, self._schedule
+        begun = time.monotonic()
+        graph = arena.plan.graph
+        node = graph[schedule.node]
+        without = {node.name}
+        for one in graph.values():
+            if without.intersection(one.inputs.values()):
+                without.add(one.name)
+        arena.begin(self._storage, without)
+        self._num_writes = arena.num_writes(node.name)
+        self._begin_run()
+        for fault in schedule.faults:
+            if not self._wait(fault):
+                break
+            self._apply(fault)
+        arena.move_clock(0)
+        self._settle()
+        self._check(without if schedule.whole else {node.name})
+        self.outcome.seconds = time.monotonic() - begun
+        return self.outcome
+
+    @property
+    def log(self) -> str:
+        """All that its runs have said."""
+        return "\n".join(f"--- run {n}\n{run.output}" for n, run in enumerate(self._runs, 1))
+
+    def _begin_run(self) -> Running:
+        only = [] if self._schedule.whole else ["--only", self._schedule.node]
+        self._runs.append(self._arena.run(*only))
+        return self._runs[-1]
+
+    @property
+    def _run(self) -> Running:
+        return self._runs[-1]
+
+    def _wait(self, fault: Fault) -> bool:
+        """Until it is time for a fault; whether the run is still there."""
+        share, seconds = fault.after
+        started = f"{self._schedule.node:<16}  started"
+        while not self._run.ended:
+            if self._run.said(started) and self._storage.num_writes() >= share * self._num_writes:
+                break
+            time.sleep(0.02)
+        with suppress(Exception):
+            self._run.process.wait(seconds)  # the moment: some faults hit what writes nothing
+        return not self._run.ended
+
+    def _apply(self, fault: Fault) -> None:
+        apply: dict[str, Callable[[], None]] = {
+            "kill driver": self._kill_driver, "stop driver": self._stop_driver,
+            "kill worker": self._kill_worker, "freeze driver": self._freeze_driver,
+            "freeze worker": self._freeze_worker, "move clock": self._move_clock,
+            "second run": self._second_run, "kill both runs": self._kill_both,
+            "lose node": self._lose_node, "lose cluster": self._lose_cluster,
+            "stumble": self._stumble, "outage": self._outage,
+            "full disk": self._full_disk, "read-only disk": self._read_only_disk,
+        }  # fmt: skip
+        before = len(self._runs)
+        apply[fault.kind]()
+        went_on = len(self._runs) == before
+        (self.outcome.survived if went_on else self.outcome.ended).append(fault.kind)
+
+    def _killing(self, kill: Callable[[], None]) -> None:
+        """Kills when endpoints give no answer: one on its way to a dead process is paid for."""
+        self.outcome.lost += self._arena.quiesce(self._storage)
+        kill()
+
+    def _kill_driver(self) -> None:
+        self._killing(self._run.process.kill)
+        self._run.end()
+        self._arena.resume()
+        self._begin_run()
+
+    def _stop_driver(self) -> None:
+        run = self._run
+        run.process.send_signal(signal.SIGTERM)
+        code = run.end()
+        # 143: before it makes anything, or when all is made
+        assert code in (0, 75, 143), f"SIGTERM: exit code {code}"
+        assert "Traceback" not in run.output
+        self._begin_run()
+
+    def _kill_worker(self) -> None:
+        worker = self._arena.a_worker(self._draws)
+        if worker is not None:
+            self._killing(lambda: _signal(worker, signal.SIGKILL))
+            self._arena.may_answer.set()
+
+    def _freeze_driver(self) -> None:
+        """Another run takes over, and the frozen one wakes again."""
+        frozen = self._run
+        frozen.process.send_signal(signal.SIGSTOP)
+        other = self._begin_run()
+        with suppress(Exception):
+            other.process.wait(FROZEN_SECONDS + 4.0)  # its start, and until the lease is stale
+        frozen.process.send_signal(signal.SIGCONT)
+        self._both_end(frozen, other)
+
+    def _freeze_worker(self) -> None:
+        worker = self._arena.a_worker(self._draws)
+        if worker is not None:
+            _signal(worker, signal.SIGSTOP)
+            with suppress(Exception):
+                self._run.process.wait(FROZEN_SECONDS)
+            _signal(worker, signal.SIGCONT)
+
+    def _move_clock(self) -> None:
+        self._arena.move_clock(self._draws.choice(CLOCKS))
+
+    def _second_run(self) -> None:
+        first = self._run
+        self._both_end(first, self._begin_run())
+
+    def _both_end(self, first: Running, second: Running) -> None:
+        for run in (first, second):
+            code = run.end()
+            assert code == 0, f"exit code {code} of one of two runs"
+
+    def _kill_both(self) -> None:
+        first, second = self._run, self._begin_run()
+        with suppress(Exception):
+            second.process.wait(self._draws.choice((2.0, 4.0, 6.0)))
+
+        def kill() -> None:
+            first.process.kill()
+            second.process.kill()
+
+        self._killing(kill)
+        first.end()
+        second.end()
+        self._arena.resume()
+        self._begin_run()
+
+    def _lose_node(self) -> None:
+        self._killing(self._arena.lose_node)
+        self._arena.may_answer.set()
+
+    def _lose_cluster(self) -> None:
+        self._killing(self._arena.lose_cluster)
+        self._run.end()
+        self._arena.resume()
+        self._begin_run()
+
+    def _stumble(self) -> None:
+        assert isinstance(self._storage, Bucket)
+        self._storage.stumble(self._draws.uniform(5, 20), 0.3, self._schedule.seed)
+
+    def _outage(self) -> None:
+        assert isinstance(self._storage, Bucket)
+        self._storage.stumble(self._draws.uniform(*SECONDS_OF_OUTAGE), 1.0, self._schedule.seed)
+
+    def _full_disk(self) -> None:
+        assert isinstance(self._storage, Disk)
+        self._unwritable(self._storage.fill)
+
+    def _read_only_disk(self) -> None:
+        assert isinstance(self._storage, Disk)
+        self._unwritable(self._storage.make_read_only)
+
+    def _unwritable(self, make: Callable[[], None]) -> None:
+        """Until the run ends: with one message."""
+        run = self._run
+        self._killing(make)
+        self._arena.may_answer.set()
+        # answers that come now have no place
+        self.outcome.lost += 2 * CONCURRENCY * 5
+        code = run.end()
+        self._storage.heal()
+        assert code in (0, 2), f"exit code {code} of a run whose disk cannot be written"
+        assert "Traceback" not in run.output
+        if code:
+            self._begin_run()
+
+    def _settle(self) -> None:
+        """The run ends, and where a fault ended it, another one."""
+        code = self._run.end()
+        self._storage.heal()
+        while code and len(self._runs) < MOST_RUNS + 2 * len(self._schedule.faults):
+            kinds = [one.kind for one in self._schedule.faults]
+            assert {"kill worker", "lose node", "freeze worker"}.intersection(kinds), (
+                f"exit code {code}, for which there is no reason"
+            )
+            self.outcome.ended.append(kinds[-1])
+            self._begin_run()
+            code = self._run.end()
+        assert code == 0, f"exit code {code} of an undisturbed run"
+
+    def _check(self, made: set[str]) -> None:
+        arena, storage = self._arena, self._storage
+        reference = {_key(folder): one for folder, one in arena.made.items()}
+        root = storage.root
+        found = {_key(folder): (folder, one) for folder, one in manifests(root).items()}
+        for name, wanted in arena.plan.folders.items():
+            if name not in made or _key(wanted) not in reference:
+                continue
+            assert _key(wanted) in found, f"{wanted} is not made"
+            folder, manifest = found[_key(wanted)]
+            one, other = _lasting(manifest), _lasting(reference[_key(wanted)])
+            assert one == other, f"{folder} is not as it should be: {_first(one, other)}"
+            _check_ledger(root, folder, manifest)
+            self.outcome.num_compared += 1
+        times = Counter[str]()
+        for server in arena.endpoints:
+            times.update(server.answered)
+        self.outcome.paid_twice = sum(times.values()) - len(times)
+        assert self.outcome.paid_twice <= self.outcome.lost, (
+            f"{self.outcome.paid_twice} answers were paid twice"
+        )
+        self.outcome.again = storage.written_again()
+
+
+def _signal(process: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(process, number)
+
+
+# What two runs of the same never share, how the work was cut into requests, and which of two nodes
+# that are the same made it
+PASSING = {"created", "seconds", "usage", "machine", "elapsed_seconds", "requests", "prompt_tokens",
+           "answer_tokens", "spent", "node", "encoder"}  # fmt: skip
+
+
+def _lasting(manifest: dict[str, Any]) -> dict[str, Any]:
+    """What is the same whenever and wherever an artifact is made."""
+    found = _plain(manifest)
+    del found["title"]
+    found["inputs"] = {name: _key(folder) for name, folder in found["inputs"].items()}
+    # a folder's name is of all its files, of which TensorBoard's have times
+    found["files"] = {
+        name: record["sha256"]
+        for name, record in found["files"].items()
+        if not name.startswith("metrics/")
+    }
+    if found["kind"] == "variant":  # its figures tell how fast it is
+        del found["stats"]
+    return dict(found)
+
+
+def _key(folder: str) -> str:
+    """Kind and fingerprint of an artifact, whatever its title."""
+    return f"{folder.partition('/')[0]}/{folder[-8:]}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items() if key not in PASSING}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return value
+
+
+def _first(one: Any, other: Any, path: str = "") -> str:
+    """Where two differ first."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in sorted(one.keys() | other.keys()):
+            if one.get(key) != other.get(key):
+                return _first(one.get(key), other.get(key), f"{path}.{key}")
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for number, (a, b) in enumerate(zip(one, other, strict=True)):
+            if a != b:
+                return _first(a, b, f"{path}[{number}]")
+    return f"{path}: {str(one)[:200]} instead of {str(other)[:200]}"
+
+
+def _check_ledger(root: Root, folder: str, manifest: dict[str, Any]) -> None:
+    """Every shard's record says what the manifest says, and its files hold what they should."""
+    records = [*manifest["files"].values()]
+    for shard in manifest["shards"]:
+        stored = json.loads(root.read(f"{folder}/shards/{shard['number']:05d}.json"))
+        assert stored["num_rows"] == shard["num_rows"] and stored["files"] == shard["files"]
+        records += shard["files"].values()
+    for record in records:
+        data = root.read(f"{folder}/{record['path']}")
+        assert len(data) == record["num_bytes"], f"{folder}/{record['path']} is cut"
+        assert hashlib.sha256(data).hexdigest() == record["sha256"], f"{record['path']} is damaged"

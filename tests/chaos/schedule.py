@@ -1,0 +1,53 @@
+"""A schedule of faults, drawn from a seed."""
+
+import random
+from dataclasses import dataclass
+
+EVERYWHERE = (
+    "kill driver", "stop driver", "kill worker", "freeze driver", "freeze worker", "move clock",
+    "second run", "kill both runs", "lose node", "lose cluster",
+)  # fmt: skip
+ON_S3 = ("stumble", "outage")
+ON_DISK = ("full disk", "read-only disk")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """kind: see above. after: share of the node's writes that are done, then seconds."""
+
+    kind: str
+    after: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """storage: disk or s3. node: what is to be made. whole: and all that depends on it."""
+
+    seed: int
+    storage: str
+    node: str
+    whole: bool
+    faults: tuple[Fault, ...]
+
+    def __str__(self) -> str:
+        faults = ", ".join(
+            f"{one.kind} at {100 * one.after[0]:.0f}% + {one.after[1]:.1f} s" for one in self.faults
+        )
+        return f"seed {self.seed}: {self.node}{' and on' * self.whole} on {self.storage}: {faults}"
+
+
+def draw(seed: int, nodes: list[str], kinds: list[str], can_mount: bool) -> Schedule:
+    """The schedule of a seed.
+
+    Args:
+        nodes: one of which is to be made. kinds: of storage. can_mount: whether disks can be full.
+    """
+    draws = random.Random(seed)
+    storage = kinds[seed % len(kinds)]
+    here = ON_S3 * 2 if storage == "s3" else ON_DISK if can_mount else ()
+    faults = [
+        Fault(draws.choice(EVERYWHERE + here), (draws.random(), draws.choice((0.0, 0.3, 1.0, 3.0))))
+        for _ in range(draws.choice((1, 1, 2, 3)))
+    ]
+    faults.sort(key=lambda one: one.after[0])
+    return Schedule(seed, storage, draws.choice(nodes), draws.random() < 0.2, tuple(faults))
