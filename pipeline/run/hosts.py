@@ -52,7 +52,11 @@ def make_nodes(
         for work in works:
             make_on_workers(work, resources.workers, board, _make_alone, progress(work.name))
     else:
-        _task(_make_there, _options(first, place_of(first)), works, board)
+
+        def make() -> None:
+            _task(_make_there, _options(first, place_of(first)), works, board)
+
+        _also_elsewhere(make, first.name, board, progress(first.name))
 
 
 def _secret(variable: str, node: str) -> str:
@@ -119,7 +123,13 @@ def _connected(work: NodeWork, board: Any, meter: Meter) -> NodeWork:
         Stopped: all have been asked to end.
     """
     begin(work.name, board)
-    return replace(work, tell=poster(work.name, board), stopping=stop_of(board), meter=meter)
+    return replace(
+        work,
+        tell=poster(work.name, board),
+        stopping=stop_of(board),
+        is_ours=work.watched(),
+        meter=meter,
+    )
 
 
 def _make_alone(work: NodeWork) -> None:
@@ -166,17 +176,25 @@ def make_on_workers(
         Stopped: the board asked for it.
     """
     where = place_of(work)
+
+    def make_once() -> None:
+        if workers.grouped:
+            _group(work, where, workers, board, make)
+        else:
+            _task(_make_there, _options(work, where), [work], board)
+
+    _also_elsewhere(make_once, work.name, board, say)
+
+
+def _also_elsewhere(make: Callable[[], None], node: str, board: Any, say: Say) -> None:
+    """Makes it again, from what is finished, when it stopped since its machine leaves."""
     while True:
         try:
-            if workers.grouped:
-                _group(work, where, workers, board, make)
-            else:
-                _task(_make_there, _options(work, where), [work], board)
-            return
+            return make()
         except Stopped:
             if ray.get(board.asked_to_stop.remote()):
                 raise
-            ray.get(board.forget.remote(work.name))
+            ray.get(board.forget.remote(node))
             say(LEAVING, important=True)
 
 

@@ -154,6 +154,7 @@ class _Making:
             replace(
                 work,
                 attempt=held[name].holder.id,
+                stale_seconds=self._leases.stale_seconds,
                 started=time.time(),
                 at_start=self._places.get(name),
             )

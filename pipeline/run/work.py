@@ -15,8 +15,10 @@ from pipeline.plan.graph import Node
 from pipeline.run.meter import Meter
 from pipeline.run.pools import PoolSettings
 from pipeline.store.artifacts import Artifact, ArtifactStore
+from pipeline.store.leases import Watch
 from pipeline.store.manifest import NO_USAGE, ShardRecord, Usage, new_manifest
 from stages.contract import NO_FIGURES, Say, Shard
+from stages.errors import Stopped
 from stages.files import Root
 
 if TYPE_CHECKING:
@@ -32,6 +34,11 @@ def never() -> bool:
     return False
 
 
+def always() -> bool:
+    """Nobody can take it over."""
+    return True
+
+
 @dataclass(frozen=True)
 class NodeWork:
     """A node on its way.
@@ -44,6 +51,7 @@ class NodeWork:
         so it waits instead of being refused.
     meter: of the process that works; None: what it takes is not measured.
     attempt: eight digits that no other attempt to make it has; "" where nobody else can.
+    stale_seconds: after which another run takes over; 0: none does. is_ours: whether none has.
     """
 
     node: Node
@@ -54,6 +62,8 @@ class NodeWork:
     tell: Say = silent
     stopping: Callable[[], bool] = never
     attempt: str = ""
+    stale_seconds: float = 0.0
+    is_ours: Callable[[], bool] = always
     pools: Mapping[str, PoolSettings] = field(default_factory=dict)
     meter: Meter | None = None
     at_start: "Place | None" = None
@@ -61,7 +71,9 @@ class NodeWork:
 
     def __getstate__(self) -> dict[str, Any]:
         # whoever unpickles it says how progress is told, and how it hears of the end
-        return vars(self) | {"tell": silent, "stopping": never, "meter": None}
+        return vars(self) | {
+            "tell": silent, "stopping": never, "is_ours": always, "meter": None,
+        }  # fmt: skip
 
     @property
     def store(self) -> ArtifactStore:
@@ -102,6 +114,17 @@ class NodeWork:
         self, text: str, important: bool = False, figures: Mapping[str, float] = NO_FIGURES
     ) -> None:
         self.tell(text, important, figures)
+
+    def may_pay(self) -> bool:
+        if self.stopping():
+            raise Stopped
+        return self.is_ours()
+
+    def watched(self) -> Callable[[], bool]:
+        """Looks whether the run that makes this is still heard, from wherever the work is done."""
+        if not self.stale_seconds:
+            return always
+        return Watch(self.root, self.lease, self.attempt, self.stale_seconds)
 
     def count_tokens(self, tokens: int, positions: int) -> None:
         if self.meter is not None:

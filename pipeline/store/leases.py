@@ -58,6 +58,45 @@ class Holder:
     said: str = ""
 
 
+class Watch:
+    """Looks from another process, or machine, whether the holder of a lease still holds it.
+
+    What must not be done twice, since it costs money, is done only while its beat is heard: whoever
+    takes over waits twice as long. A holder may be frozen, or cut off, while its workers go on.
+
+    Args:
+        id: of the holder's attempt. stale_seconds: after which others take over.
+    """
+
+    def __init__(self, root: Root, folder: str, id: str, stale_seconds: float) -> None:
+        self._root, self._folder, self._id = root, folder, id
+        self._patience = stale_seconds / 2
+        self._looked, self._changed, self._raw = -math.inf, now_awake(), b""
+
+    def __call__(self) -> bool:
+        """Whether the holder is heard; asks the storage every tenth of the time or so.
+
+        Raises:
+            StorageError: another has taken over.
+        """
+        if now_awake() - self._looked > self._patience / 5:
+            before = now_awake()  # an answer is as old as its question
+            _, raw = _newest(self._root, self._folder)
+            holder = _read(raw)
+            if holder is not None and holder.id != self._id:
+                raise StorageError(f"{holder.who} has taken over {self._folder}")
+            if raw != self._raw:
+                self._raw, self._changed = raw, before
+            self._looked = before
+        return now_awake() - self._changed < self._patience
+
+
+def now_awake() -> float:
+    """Seconds that also pass while this machine sleeps, where it has such a clock."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
+
+
 @dataclass(frozen=True)
 class Seen:
     """A lease as somebody else sees it.
@@ -124,6 +163,11 @@ class Leases:
         self._end.set()
         for lease in list(self._held.values()):
             self.release(lease)
+
+    @property
+    def stale_seconds(self) -> float:
+        """After which others take over; 0 where nobody can, as the storage has no leases."""
+        return 0.0 if self._without else self._stale_seconds
 
     def stop_waiting(self) -> None:
         """Whoever waits in `take` gets `Stopped`; what is held stays held."""
@@ -204,16 +248,7 @@ class Leases:
 
     def _newest(self, folder: str) -> tuple[int, bytes]:
         """Number and content of a lease; 0 where nobody holds it."""
-        if self._without:
-            return 0, b""
-        names = [name for name in self._root.list(f"leases/{folder}") if name[:6].isdecimal()]
-        if not names:
-            return 0, b""
-        number = int(names[-1][:6])
-        try:
-            return number, self._root.read_now(_file(folder, number))
-        except FileNotFoundError:  # given back in between
-            return 0, b""
+        return (0, b"") if self._without else _newest(self._root, folder)
 
     def is_lost(self, lease: Lease) -> bool:
         """Whether another has taken it over."""
@@ -263,6 +298,17 @@ def seen_leases(root: Root) -> list[Seen]:
             if holder is not None:
                 found.append(Seen(folder, holder, root.age(file)))
     return found
+
+
+def _newest(root: Root, folder: str) -> tuple[int, bytes]:
+    names = [name for name in root.list(f"leases/{folder}") if name[:6].isdecimal()]
+    if not names:
+        return 0, b""
+    number = int(names[-1][:6])
+    try:
+        return number, root.read_now(_file(folder, number))
+    except FileNotFoundError:  # given back in between
+        return 0, b""
 
 
 def _file(folder: str, number: int) -> str:

@@ -50,9 +50,6 @@ class EmbeddingClient(Client[_Batch, Embeddings, Rows]):
     """Sentences in, unit vectors out; see the module.
 
     Args:
-        journal: vectors that are there are not asked for again; its owner's budget counts.
-        say: takes a line of progress.
-        variables: what ${VARIABLES} in the settings' `extra` stand for.
         width: that vectors must have; 0: that of the first.
     """
 
@@ -64,10 +61,11 @@ class EmbeddingClient(Client[_Batch, Embeddings, Rows]):
         say: Callable[..., None],
         patience: Patience | None = None,
         variables: Mapping[str, SecretStr] | None = None,
+        may_pay: Callable[[], bool] = lambda: True,
         width: int = 0,
     ) -> None:
-        super().__init__(settings, key, journal.spent(), say, patience, variables)
-        self._settings, self._journal, self._warn = settings, journal, say
+        super().__init__(settings, key, journal, say, patience, variables, may_pay)
+        self._settings, self._warn = settings, say
         self._width = width or settings.dimensions or 0
         self._has_split = False
         # whose other rows have the same text, which is asked for once

@@ -3,7 +3,7 @@
 Memory: about 230 bytes for every vector in the journal, and the vectors of the shards under way.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,7 +22,7 @@ from stages.sentences.texts import read_kinds, read_texts, texts_of_rows
 from stages.settings import added, execution
 
 if TYPE_CHECKING:
-    from stages.embed.client import EmbeddingClient, Rows
+    from stages.embed.client import EmbeddingClient
     from stages.embed.embeddings import Vector
     from stages.endpoint.journal import Journal, Spent
 
@@ -133,7 +133,7 @@ class AskedVectors(Stage):
         found = np.empty((0, 0), np.float16)
         # in the order of rows, as `make` reads the answers again
         asked = sorted(zip(refs, texts, strict=True))
-        for known, vectors in self._asked(client, journal, asked):
+        for known, vectors in client.run(asked):
             if not found.size:
                 has_width(vectors.shape[1])
                 found = np.empty((len(rows), vectors.shape[1]), np.float16)
@@ -158,7 +158,7 @@ class AskedVectors(Stage):
 
         waiting: dict[int, np.ndarray] = {}
         left = {number: source.shard_rows(number) for number in missing}
-        for refs, vectors in self._asked(client, journal, sentences()):
+        for refs, vectors in client.run(sentences()):
             for (number, place), factor in zip(refs, reduced(vectors, basis), strict=True):
                 if number not in waiting:
                     shape = source.shard_rows(number), len(factor)
@@ -190,19 +190,9 @@ class AskedVectors(Stage):
         key = read_key(self.settings, work.secret)
         variables = read_variables(self.settings, work.secret)
         return EmbeddingClient(
-            self.settings, key, journal, work.say, variables=variables, width=width
-        ), journal
-
-    @staticmethod
-    def _asked(
-        client: "EmbeddingClient",
-        journal: "Journal[Vector]",
-        rows: Iterable[tuple[tuple[int, int], str]],
-    ) -> "Iterator[Rows]":
-        try:
-            yield from client.run(rows)
-        finally:
-            journal.flush()
+            self.settings, key, journal, work.say, variables=variables, may_pay=work.may_pay,
+            width=width,
+        ), journal  # fmt: skip
 
     @staticmethod
     def _paid(work: Work, client: "EmbeddingClient", spent: "Spent") -> dict[str, Any]:

@@ -22,12 +22,14 @@ from pydantic import SecretStr
 
 from stages.endpoint.failures import Failures, Patience
 from stages.endpoint.http import Endpoint, Reply, is_unpaid
-from stages.endpoint.journal import Paid, Spent
+from stages.endpoint.journal import SECONDS_IN_SEGMENT, Journal, Paid
 from stages.endpoint.limits import Grant, Limits
 from stages.endpoint.settings import EndpointSettings
 from stages.errors import UserError
 
 SECONDS_BETWEEN_LINES = 5.0
+# while no request may be sent
+SECONDS_BETWEEN_LOOKS = 0.5
 
 
 @dataclass
@@ -59,23 +61,26 @@ class Client(ABC, Generic[R, A, Found]):
     """Requests in, results out; see the module.
 
     Args:
-        spent: of the journal: the budget counts it.
+        journal: what is there is not asked for again; its owner's budget counts.
         say: takes a line of progress.
         variables: what ${VARIABLES} in the settings' `extra` stand for.
+        may_pay: whether requests may be sent; raises UserError where no more ever may.
     """
 
     def __init__(
         self,
         settings: EndpointSettings,
         key: SecretStr | None,
-        spent: Spent,
+        journal: Journal[Any],
         say: Callable[[str], None],
         patience: Patience | None = None,
         variables: Mapping[str, SecretStr] | None = None,
+        may_pay: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._asked, self._say = settings, say
+        self._asked, self._say, self._journal = settings, say, journal
+        self._may_pay = may_pay
         self._patience = patience or Patience()
-        self._limits = Limits(settings, spent)
+        self._limits = Limits(settings, journal.spent())
         self._endpoint = Endpoint(settings, key, variables or {})
         self._failures = Failures(
             settings, self._endpoint, self._limits, self._patience, self._works
@@ -161,20 +166,31 @@ class Client(ABC, Generic[R, A, Found]):
     async def _drive(self, requests: Iterator[R]) -> None:
         """Sends what is to be sent. A None ends the results; `_fatal` says what went wrong."""
         try:
-            async with self._endpoint.opened(), asyncio.TaskGroup() as group:
-                while (request := await self._next(requests)) is not None:
-                    found = self.prepare(request)
-                    if found is not None:
-                        await self._give(request, found)
-                        continue
-                    grant = await self._permission(request)
-                    self._tasks += 1
-                    group.create_task(self._send(request, grant))
-                    self._tell()
+            try:
+                async with self._endpoint.opened(), asyncio.TaskGroup() as group:
+                    flushing = group.create_task(self._flush())
+                    while (request := await self._next(requests)) is not None:
+                        found = self.prepare(request)
+                        if found is not None:
+                            await self._give(request, found)
+                            continue
+                        grant = await self._permission(request)
+                        self._tasks += 1
+                        group.create_task(self._send(request, grant))
+                        self._tell()
+                    flushing.cancel()
+            finally:
+                self._journal.flush()
         except Exception as error:
             errors = error.exceptions if isinstance(error, ExceptionGroup) else [error]
             self._fatal = next((one for one in errors if isinstance(one, UserError)), errors[0])
         await self._results.put(None)
+
+    async def _flush(self) -> None:
+        """What is held for an object store does not wait for the next answer."""
+        while True:
+            await asyncio.sleep(SECONDS_IN_SEGMENT)
+            self._journal.flush(SECONDS_IN_SEGMENT)
 
     async def _next(self, requests: Iterator[R]) -> R | None:
         """One to be tried again if there is any, else a new one; None when all are done."""
@@ -210,11 +226,21 @@ class Client(ABC, Generic[R, A, Found]):
                 )
             most = self._asked.concurrency if self._failures.reached else 1
             free = self._fatal is None and short is None and self._in_flight < most
+            if free and not self._is_allowed():
+                delay = max(delay, SECONDS_BETWEEN_LOOKS)
             if free and delay <= 0:
                 self._in_flight += 1
                 return self._limits.take(tokens)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), delay if free else None)
+
+    def _is_allowed(self) -> bool:
+        """Whether a request may be sent; what must end ends once those in flight are answered."""
+        try:
+            return self._may_pay()
+        except UserError as error:
+            self._fatal = self._fatal or error
+            return False
 
     async def _send(self, request: R, grant: Grant) -> None:
         """Sends a request; gives its result, or puts it back to be tried again."""

@@ -34,13 +34,7 @@ class _Row(Request):
 
 
 class ChatClient(Client[_Row, Answer, tuple[Any, Outcome]]):
-    """Sentences in, outcomes out; see the module.
-
-    Args:
-        journal: answers that are there are not asked for again; its owner's budget counts.
-        say: takes a line of progress.
-        variables: what ${VARIABLES} in the settings' `extra` stand for.
-    """
+    """Sentences in, outcomes out; see the module."""
 
     def __init__(
         self,
@@ -50,9 +44,10 @@ class ChatClient(Client[_Row, Answer, tuple[Any, Outcome]]):
         say: Callable[[str], None],
         patience: Patience | None = None,
         variables: Mapping[str, SecretStr] | None = None,
+        may_pay: Callable[[], bool] = lambda: True,
     ) -> None:
-        super().__init__(settings, key, journal.spent(), say, patience, variables)
-        self._settings, self._journal = settings, journal
+        super().__init__(settings, key, journal, say, patience, variables, may_pay)
+        self._settings = settings
         self._usable = self._unusable = 0
 
     def run(self, rows: Iterable[tuple[Ref, str]]) -> Iterator[tuple[Ref, Outcome]]:

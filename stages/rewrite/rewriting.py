@@ -174,15 +174,12 @@ class ChatRewrites(Rewrites):
                 for place, text in enumerate(texts):
                     yield (number, place), text
 
-        try:
-            for (number, place), found in self.outcomes(work, journal, sentences()):
-                texts, rewrites = waiting[number]
-                rewrites.append(Rewrite(place, found.text, found.negative, found.reason))
-                if len(rewrites) == len(texts):
-                    work.put_shard(number, self.kept(texts, rewrites))
-                    del waiting[number]
-        finally:
-            journal.flush()
+        for (number, place), found in self.outcomes(work, journal, sentences()):
+            texts, rewrites = waiting[number]
+            rewrites.append(Rewrite(place, found.text, found.negative, found.reason))
+            if len(rewrites) == len(texts):
+                work.put_shard(number, self.kept(texts, rewrites))
+                del waiting[number]
         self.publish(work)
 
     def outcomes(
@@ -193,7 +190,9 @@ class ChatRewrites(Rewrites):
 
         key = read_key(self.rewriting, work.secret)
         variables = read_variables(self.rewriting, work.secret)
-        client = ChatClient(self.rewriting, key, journal, work.say, variables=variables)
+        client = ChatClient(
+            self.rewriting, key, journal, work.say, variables=variables, may_pay=work.may_pay
+        )
         return client.run(sentences)
 
 

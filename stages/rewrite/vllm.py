@@ -72,6 +72,7 @@ def rewritten_offline(
         )  # fmt: skip
         journal.add([(key_of(row["sentence"]), answer)])
         yield ref, read_answer(settings, answer)
+    journal.flush()
 
 
 def processor(settings: Rewriting) -> Callable[[Any], Any]:

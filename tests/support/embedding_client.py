@@ -22,8 +22,9 @@ def settings_of(**changes: Any) -> EmbeddingEndpoint:
     return EmbeddingEndpoint.model_validate({"model": "m", "key_variable": None} | changes)
 
 
-def journal_in(folder: Path) -> "Journal[Vector]":
-    return Journal(Root(str(folder)), "embeddings", "me", Vector)
+def journal_in(place: Path | Root) -> "Journal[Vector]":
+    root = place if isinstance(place, Root) else Root(str(place))
+    return Journal(root, "embeddings", "me", Vector)
 
 
 def ask(
@@ -33,13 +34,15 @@ def ask(
     key: SecretStr | None = None,
     patience: Patience = QUICK,
     say: Callable[..., None] = lambda line, important=False: None,
+    may_pay: Callable[[], bool] = lambda: True,
+    root: Root | None = None,
     **settings: Any,
 ) -> np.ndarray:
     """Vectors in the order of the sentences (N, D) fp16; each is given exactly once."""
     defaults = {"base_url": server.url, "timeout_seconds": 20.0, "batch_size": 4}
     chosen = settings_of(**defaults | settings)
     client = EmbeddingClient(
-        chosen, key, journal_in(tmp_path), say, patience, read_variables(chosen)
+        chosen, key, journal_in(root or tmp_path), say, patience, read_variables(chosen), may_pay
     )
     found: dict[int, np.ndarray] = {}
     asked = map(chosen.asked, sentences)

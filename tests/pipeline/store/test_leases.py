@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pipeline.store import leases as module
-from pipeline.store.leases import Leases
+from pipeline.store.leases import Holder, Lease, Leases, Watch
+from stages.errors import StorageError
 from stages.files import Root
 from tests.support.command import wait_until
 
@@ -147,6 +148,28 @@ def test_a_holder_that_was_frozen_has_lost_its_lease(root):
         assert frozen.is_lost(lease)
         frozen.release(lease)
         assert not other.is_lost(taken)
+
+
+def test_a_worker_hears_whether_its_run_still_holds_the_lease(root, monkeypatch):
+    """It stops what must not be done twice before anybody takes over, and goes on when it hears."""
+    clock = [100.0]
+    monkeypatch.setattr(module, "now_awake", lambda: clock[0])
+    lease = Lease("embed/0a1b2c3d", 1, Holder(**elsewhere(root)), str)
+    hears = Watch(root, lease.folder, lease.holder.id, stale_seconds=30.0)
+    assert hears()
+    clock[0] += 14.0
+    assert hears()
+    clock[0] += 2.0
+    assert not hears()  # silent for 16 s of 30
+    root.write(lease.file, json.dumps(elsewhere(root) | {"beat": 1}).encode())
+    assert not hears()  # it has looked a moment ago
+    clock[0] += 4.0
+    assert hears()
+    other = elsewhere(root, number=2) | {"id": "0b0b0b0b"}
+    root.write("leases/embed/0a1b2c3d/000002.json", json.dumps(other).encode())
+    clock[0] += 40.0  # asleep meanwhile: it looks before anything else
+    with pytest.raises(StorageError, match="ann@other has taken over embed/0a1b2c3d"):
+        hears()
 
 
 def test_what_was_made_at_the_last_moment_is_not_made_again(root):

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from email.utils import formatdate
 
 import numpy as np
@@ -11,7 +12,8 @@ import pytest
 
 from stages.endpoint.failures import Patience
 from stages.endpoint.journal import Spent
-from stages.errors import UserError
+from stages.errors import Stopped, UserError
+from stages.files import Root
 from tests.support.command import wait_until
 from tests.support.embedding_client import ask, expected, journal_in
 from tests.support.embedding_server import EmbeddingServer, Reply
@@ -98,6 +100,60 @@ def test_killed_twice_in_the_middle_no_vector_is_paid_twice(serve, tmp_path, cou
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.splitlines()[-1] == f"{count} {count}"
     assert_paid_once(server, numbered(count))
+
+
+def test_nothing_is_asked_while_the_run_is_not_heard(serve, tmp_path):
+    """Another one may take over then, and ask for the same."""
+    server, looks = serve(), []
+
+    def may_pay():
+        looks.append(len(server.bodies))
+        return not 5 <= len(looks) < 8
+
+    sentences = numbered(40)
+    found = ask(server, tmp_path, sentences, concurrency=1, may_pay=may_pay)
+    np.testing.assert_array_equal(found, expected(sentences))
+    assert looks == [0, 1, 2, 3, 4, 4, 4, 4, 5, 6, 7, 8, 9]
+    assert_paid_once(server, sentences)
+
+
+def test_whoever_must_end_keeps_what_is_on_its_way(serve, tmp_path):
+    """Asked to end, or overtaken: what was sent is paid for."""
+    release, looks = threading.Event(), []
+    server = serve(lambda texts, nth, total: Reply(hold=release if total > 1 else None))
+
+    def may_pay():
+        looks.append(1)
+        if len(looks) == 5:
+            release.set()
+            raise Stopped
+        return True
+
+    sentences = numbered(40)
+    with pytest.raises(Stopped):
+        ask(server, tmp_path, sentences, concurrency=8, may_pay=may_pay)
+    assert len(server.answered) == 16
+    np.testing.assert_array_equal(ask(server, tmp_path, sentences), expected(sentences))
+    assert_paid_once(server, sentences)
+
+
+def test_what_an_object_store_gets_in_segments_does_not_wait_for_the_next_answer(
+    serve, bucket, tmp_path
+):
+    release, root = threading.Event(), Root(bucket.format(tmp_path.name))
+    server = serve(lambda texts, nth, total: Reply(hold=release if total > 3 else None))
+
+    def stored():
+        names = root.list("embeddings")
+        return sum(root.read(f"embeddings/{name}").count(b"\n") for name in names)
+
+    sentences = numbered(40)
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(ask, server, tmp_path, sentences, root=root, concurrency=2)
+        wait_until(lambda: stored() == 12 or asking.done())
+        release.set()
+        np.testing.assert_array_equal(asking.result(), expected(sentences))
+    assert stored() == 40
 
 
 @pytest.mark.parametrize("most", [2, 1])
