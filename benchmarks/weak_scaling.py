@@ -96,7 +96,7 @@ def measured(  # type: ignore[no-untyped-def]
 def without_ray(plan, stage: str, num_processes: int) -> float:  # type: ignore[no-untyped-def]
     """Seconds to do the same in plain processes of one thread, loading included."""
     (work,) = works_of([plan.graph[stage]], plan.recipe.storage, plan.folders).values()
-    work.remove()
+    work.store.remove(work.folder)
     todo = work.missing_shards()
     spawn = multiprocessing.get_context("spawn")
     started = time.perf_counter()

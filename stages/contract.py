@@ -103,6 +103,7 @@ class Work(Protocol):
     can be kept is then put away, and `Stopped` raised. count_tokens: adds what a model was fed, so
     that the share of padding is known: tokens, and all positions of their batches. may_pay: whether
     what costs money may be done now; it raises what ends the work where it never may again.
+    begin_again: forgets the finished shards.
     """
 
     @property
@@ -134,7 +135,7 @@ class Work(Protocol):
         folder: Path | None = None,
         rows: Mapping[int, int] | None = None,
     ) -> None: ...
-    def remove(self) -> None: ...
+    def begin_again(self) -> None: ...
 
 
 class Fingerprinted(Protocol):

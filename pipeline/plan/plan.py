@@ -20,6 +20,7 @@ class Planned:
 
     damage: what a published artifact lacks. Nothing can read it until it is made again; whether
         that must be, who reads it knows.
+    again: it is being made again; until it is, others read it as it was.
     spare: it is not there, and nothing that is to be made reads it.
     """
 
@@ -28,11 +29,12 @@ class Planned:
     manifest: Manifest | None
     reason: str
     damage: str | None = None
+    again: bool = False
     spare: bool = False
 
     @property
     def done(self) -> bool:
-        return self.manifest is not None
+        return self.manifest is not None and not self.again
 
     @property
     def to_do(self) -> bool:
@@ -88,17 +90,20 @@ def make_plan(recipe: Recipe) -> Plan:
                 f"artifact {folder}: belongs to another fingerprint with the same first "
                 f"digits ({manifest.fingerprint}); choose another `storage` for one of the two"
             )
-        damage = None
+        damage, sizes = None, {} if manifest is None else store.sizes(folder)
+        again = store.is_made_again(folder, sizes)
         if manifest is None:
             reason = _why(store, node, folder, planned, before)
+        elif again:
+            reason = f"being made again: {_how_far(store, node, folder, planned) or 'begun'}"
         else:
             known = planned[node.source].manifest if node.source else None
             numbers = [shard.number for shard in known.shards] if known else []
-            damage = store.damage(folder, manifest, numbers)
+            damage = store.damage(folder, manifest, sizes, numbers)
             reason = f"done, {_size(manifest)}"
             if damage is not None:
                 reason = f"damaged: {damage}; make it again with --force {node.name}"
-        planned[node.name] = Planned(node, folder, manifest, reason, damage)
+        planned[node.name] = Planned(node, folder, manifest, reason, damage, again)
     plan = Plan(recipe, graph.recipes, planned)
     read = {name for node in graph.nodes.values() for name in node.inputs.values()}
     wanted = {name for name, node in graph.nodes.items() if name not in read or node.stage.wanted}
@@ -112,16 +117,8 @@ def make_plan(recipe: Recipe) -> Plan:
 def _why(
     store: ArtifactStore, node: Node, folder: str, done: dict[str, Planned], before: dict[str, Any]
 ) -> str:
-    source = done[node.source].manifest if node.source else None
-    if source is not None:
-        total = len(source.shards)
-        finished = store.finished_shards(folder)
-        missing = sum(shard.number not in finished for shard in source.shards)
-        if missing < total:
-            return f"missing {missing} of {total} shards"
-    unfinished = node.stage.unfinished(store.root.list(f"work/{folder}"))
-    if unfinished:
-        return unfinished
+    if begun := _how_far(store, node, folder, done):
+        return begun
     changes = _changes(node, before.get(node.name))
     if changes:
         return "stale because " + "; ".join(changes)
@@ -129,6 +126,18 @@ def _why(
     if stale and node.name in before:
         return f"stale because {', '.join(stale)} will be made again"
     return "to do"
+
+
+def _how_far(store: ArtifactStore, node: Node, folder: str, done: dict[str, Planned]) -> str:
+    """What there is of an unfinished artifact; "" for nothing."""
+    source = done[node.source].manifest if node.source else None
+    if source is not None:
+        total = len(source.shards)
+        finished = store.finished_shards(folder)
+        missing = sum(shard.number not in finished for shard in source.shards)
+        if missing < total:
+            return f"missing {missing} of {total} shards"
+    return node.stage.unfinished(store.root.list(f"work/{folder}"))
 
 
 def _changes(node: Node, old: dict[str, Any] | None) -> list[str]:

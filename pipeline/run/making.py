@@ -77,7 +77,7 @@ def make(
             return begun
 
         def failed(batch: list[Node], error: Exception) -> list[str]:
-            unmade = [n.name for n in batch if plan.store.manifest(plan.folders[n.name]) is None]
+            unmade = [n.name for n in batch if not plan.store.is_made(plan.folders[n.name])]
             for name in unmade:
                 progress.of(name).failed(error)
             return unmade
@@ -163,7 +163,7 @@ class _Making:
         ]
 
     def _is_made(self, work: NodeWork) -> bool:
-        return work.name not in self._again and work.store.manifest(work.folder) is not None
+        return work.name not in self._again and work.store.is_made(work.folder)
 
     def _make(self, works: list[NodeWork]) -> None:
         from pipeline.run.hosts import make_nodes
@@ -171,9 +171,10 @@ class _Making:
         progress = self._progress
         for work in works:
             progress.of(work.name).started()
-            if work.name in self._again:  # not before: what goes wrong earlier must lose nothing
-                work.remove()
+            # not before: what goes wrong earlier must lose nothing
+            if work.name in self._again or work.store.begun_again(work.folder):
                 work.root.delete(work.scratch)
+                work.begin_again()
         with used_meanwhile():
             make_nodes(works, self._board, progress.of)
         progress.relay(self._board)  # what its workers said last, before "done"

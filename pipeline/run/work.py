@@ -190,9 +190,8 @@ class NodeWork:
         store.publish(self.folder, manifest, rows)
         store.root.delete(self.scratch)
 
-    def remove(self) -> None:
-        """Removes what is stored of the node."""
-        self.store.remove(self.folder)
+    def begin_again(self) -> None:
+        self.store.begin_again(self.folder)
 
 
 def works_of(

@@ -5,9 +5,12 @@
         shards/00003.json                   the shard's record, written after its data
         files/<digest>/model/...            whole-folder outputs, named by content
         manifest.json                       written last: without it there is no artifact
+        again.json                          it is being made again (`--force`)
 
 The shard records are the ledger of unfinished work. Names by content make two runs that compute
-the same artifact at once harmless: neither overwrites what the other's manifest points to.
+the same artifact at once harmless: neither overwrites what the other's manifest points to. So with
+one that is made again (`--force`): until its new manifest replaces the old one, nothing changes for
+those who read it; what only the old one named is left to `sentray gc`.
 """
 
 import hashlib
@@ -15,13 +18,12 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
-from pipeline.store.copies import byte_limit, local_copy
+from pipeline.store.artifact import Artifact, listed
+from pipeline.store.copies import byte_limit
 from pipeline.store.manifest import (
     NO_USAGE,
     FileRecord,
@@ -31,12 +33,13 @@ from pipeline.store.manifest import (
     read_manifest,
     read_shard,
 )
-from stages.errors import StorageError, UserError
+from stages.errors import UserError
 from stages.files import Root, understood
 
-MANIFEST = "manifest.json"
+MANIFEST, AGAIN = "manifest.json", "again.json"
 # How names of artifacts' folders end: with the first digits of the fingerprint.
 FINGERPRINTED = re.compile(r"-[0-9a-f]{8}$")
+RECORD = re.compile(r"shards/\d+\.json")
 
 
 class ArtifactStore:
@@ -86,12 +89,8 @@ class ArtifactStore:
     def finished_shards(self, folder: str) -> dict[int, ShardRecord]:
         """The ledger: shards whose record and data are there, published or not."""
         found = {}
-        sizes = self.root.sizes(folder)
-        names = [
-            f"{folder}/{name}"
-            for name in sizes
-            if name.startswith("shards/") and name[7:].removesuffix(".json").isdecimal()
-        ]
+        sizes = self.sizes(folder)
+        names = [f"{folder}/{name}" for name in sizes if RECORD.fullmatch(name)]
         for name, data in zip(names, self.root.read_all(names), strict=True):
             with understood(self.root.shown(name)):
                 record = read_shard(data)
@@ -125,17 +124,84 @@ class ArtifactStore:
         _check_whole(folder, shards, rows)
         return shards
 
-    def damage(self, folder: str, manifest: Manifest, numbers: Iterable[int] = ()) -> str | None:
-        """What a published artifact lacks, by one listing of its folder; no file is read.
+    def is_made(self, folder: str) -> bool:
+        """Whether an artifact is published, and not being made again."""
+        found = self.find(folder)
+        return found is not None and not self.is_made_again(found[0], self.sizes(found[0]))
+
+    def is_made_again(self, folder: str, sizes: Mapping[str, int]) -> bool:
+        """Whether somebody has begun to make a published artifact again, and it is not there yet.
 
         Args:
+            sizes: of the folder's files, as `sizes` gives them.
+        """
+        return AGAIN in sizes and self._again(folder)["instead_of"] == self._digest(folder)
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Bytes of an artifact's files by path; one listing."""
+        return self.root.sizes(folder)
+
+    def begin_again(self, folder: str) -> None:
+        """Forgets what is finished. What is published stays until the new one takes its place."""
+        digest = self._digest(folder)
+        self._note(folder, digest, "forgetting")
+        names = [name for name in self.sizes(folder) if RECORD.fullmatch(name)]
+        self.root.delete_all(f"{folder}/{name}" for name in names)
+        self._note(folder, digest, "begun")
+
+    def begun_again(self, folder: str) -> bool:
+        """Whether a `begin_again` was killed before all was forgotten."""
+        return self.root.exists(f"{folder}/{AGAIN}") and self._again(folder)["state"] != "begun"
+
+    def superseded(self, folder: str, sizes: Mapping[str, int]) -> list[str]:
+        """Files of a published artifact that only its manifest of before it was made again named.
+
+        Args:
+            sizes: of the folder's files, as `sizes` gives them.
+        """
+        manifest = self._read(folder)
+        if manifest is None or self.is_made_again(folder, sizes):
+            return []
+        known = {file.path for shard in manifest.shards for file in shard.files.values()}
+        known |= {file.path for file in manifest.files.values()} | {MANIFEST, AGAIN}
+        return [name for name in sizes if name not in known and not RECORD.fullmatch(name)]
+
+    def _note(self, folder: str, digest: str, state: str) -> None:
+        if digest:
+            note = {"instead_of": digest, "state": state}
+            self.root.write(f"{folder}/{AGAIN}", json.dumps(note).encode())
+
+    def _again(self, folder: str) -> dict[str, str]:
+        name = f"{folder}/{AGAIN}"
+        with understood(self.root.shown(name)):
+            note = json.loads(self.root.read(name))
+            return {key: str(note[key]) for key in ("instead_of", "state")}
+
+    def _digest(self, folder: str) -> str:
+        """Of the manifest as it is; "" where there is none."""
+        try:
+            return hashlib.sha256(self.root.read(f"{folder}/{MANIFEST}")).hexdigest()
+        except FileNotFoundError:
+            return ""
+
+    def damage(
+        self,
+        folder: str,
+        manifest: Manifest,
+        sizes: Mapping[str, int],
+        numbers: Iterable[int] = (),
+    ) -> str | None:
+        """What a published artifact lacks; no file is read.
+
+        Args:
+            sizes: of the folder's files, as `sizes` gives them.
             numbers: of the shards that it should have.
         """
         lacking = sorted(set(numbers) - {shard.number for shard in manifest.shards})
         if lacking:
-            return f"it lacks {_listed('shard', lacking)}"
+            return f"it lacks {listed('shard', lacking)}"
         records = [file for shard in manifest.shards for file in shard.files.values()]
-        gone = _gone([*records, *manifest.files.values()], self.root.sizes(folder))
+        gone = _gone([*records, *manifest.files.values()], sizes)
         if not gone:
             return None
         more = f" (and {len(gone) - 1} more)" if len(gone) > 1 else ""
@@ -172,7 +238,8 @@ class ArtifactStore:
         }
 
     def publish(self, folder: str, manifest: Manifest, rows: Mapping[int, int]) -> None:
-        """Makes the artifact exist, whole. A manifest that is already there stays.
+        """Makes the artifact exist, whole. A manifest that is already there stays, unless the
+        artifact is made again.
 
         Args:
             rows: number of rows of every shard that it must have, by its number.
@@ -180,13 +247,15 @@ class ArtifactStore:
         Raises:
             UserError: a shard or a file of it is missing, or a shard has another number of rows.
         """
-        if self.root.exists(f"{folder}/{MANIFEST}"):
+        sizes = self.sizes(folder)
+        if MANIFEST in sizes and not self.is_made_again(folder, sizes):
             return
         _check_whole(folder, manifest.shards, rows)
-        if damage := self.damage(folder, manifest):
+        if damage := self.damage(folder, manifest, sizes):
             raise _not_whole(folder, damage)
         text = json.dumps(asdict(manifest), indent=1)
         self.root.write(f"{folder}/{MANIFEST}", text.encode())
+        self.root.delete(f"{folder}/{AGAIN}")
 
     def remove(self, folder: str) -> None:
         """Removes an artifact, manifest first."""
@@ -200,7 +269,7 @@ class ArtifactStore:
         self.root.write(probe, b"")
         self.root.delete(probe)
 
-    def open(self, folder: str, node: str | None = None) -> "Artifact":
+    def open(self, folder: str, node: str | None = None) -> Artifact:
         """A published artifact for reading; asserts that it is published.
 
         Args:
@@ -209,109 +278,6 @@ class ArtifactStore:
         found = self.find(folder)
         assert found is not None, f"{folder} is not published"
         return Artifact(self.root, *found, node)
-
-
-class Artifact:
-    """Reads a published artifact.
-
-    Every file is checked against its checksum when a process first opens it, and again when its
-    size or time has changed.
-    """
-
-    def __init__(
-        self, root: Root, folder: str, manifest: Manifest, node: str | None = None
-    ) -> None:
-        self._root = root
-        self.folder = folder
-        self.manifest = manifest
-        self._node = node
-        self._shards = {shard.number: shard for shard in manifest.shards}
-
-    @property
-    def stats(self) -> dict[str, Any]:
-        return self.manifest.stats
-
-    @property
-    def num_rows(self) -> int:
-        return self.manifest.num_rows
-
-    @property
-    def files(self) -> list[str]:
-        return list(self.manifest.files)
-
-    @property
-    def shard_numbers(self) -> list[int]:
-        return [shard.number for shard in self.shards]
-
-    def shard_rows(self, number: int) -> int:
-        return self._shards[number].num_rows
-
-    @property
-    def shards(self) -> list[ShardRecord]:
-        """All shards: number i at place i.
-
-        Raises:
-            StorageError: there is a gap, so that a place would not be a number.
-        """
-        numbers = range(max(self._shards, default=-1) + 1)
-        if lacking := [number for number in numbers if number not in self._shards]:
-            raise self._damaged(f"it lacks {_listed('shard', lacking)}")
-        return [self._shards[number] for number in numbers]
-
-    def shard_paths(self, name: str) -> list[Path]:
-        """Verified local paths of file `name` of every shard, that of shard i at place i."""
-        return [self._verified(shard.files[name]) for shard in self.shards]
-
-    def shard_path(self, number: int, name: str) -> Path:
-        """Verified local path of file `name` of the shard with this number."""
-        if number not in self._shards:
-            raise self._damaged(f"it lacks {_listed('shard', [number])}")
-        return self._verified(self._shards[number].files[name])
-
-    def file_path(self, name: str) -> Path:
-        """Verified local path of one file; a folder's files keep their places to each other."""
-        return self._verified(self.manifest.files[name])
-
-    def local_path(self, name: str) -> Path | None:
-        """Where one file lies on a local storage, not verified."""
-        place = self._root.local_path(f"{self.folder}/{self.manifest.files[name].path}")
-        return place.resolve() if place else None
-
-    def folder_path(self, name: str) -> Path:
-        """Local folder `name` (e.g. "model") with all its files verified."""
-        paths = [self.file_path(n) for n in self.manifest.files if n.startswith(f"{name}/")]
-        inside = next(n for n in self.manifest.files if n.startswith(f"{name}/"))
-        depth = len(Path(inside).parts) - len(Path(name).parts)
-        return paths[0].parents[depth - 1]
-
-    def _verified(self, record: FileRecord) -> Path:
-        name = f"{self.folder}/{record.path}"
-        local = self._root.local_path(name)
-        try:
-            if local is None:
-                local = local_copy(
-                    f"{self.manifest.fingerprint[:16]}/{record.path}",
-                    record.num_bytes,
-                    partial(_holds, record),
-                    partial(self._root.download, name),
-                )
-            elif not _holds(record, local):
-                local.stat()  # raises where there is none
-                local = None
-        except FileNotFoundError:
-            raise self._damaged(f"{record.path} is gone") from None
-        if local is None:
-            raise self._damaged(f"{record.path} has changed since it was published")
-        return local
-
-    def _damaged(self, what: str) -> StorageError:
-        # what its maker called it may be another node, or none, in the recipe at hand
-        mend = (
-            f"Make it again with --force {self._node}"
-            if self._node is not None
-            else f"To make it again, delete {self._root.path(self.folder)} and run its recipe"
-        )
-        return StorageError(f"artifact {self.folder}: {what}. {mend}")
 
 
 def _gone(records: Iterable[FileRecord], sizes: Mapping[str, int]) -> list[str]:
@@ -326,7 +292,7 @@ def _record(folder: str, number: int) -> str:
 def _check_whole(folder: str, shards: Iterable[ShardRecord], rows: Mapping[int, int]) -> None:
     found = {shard.number: shard.num_rows for shard in shards}
     if lacking := sorted(rows.keys() - found.keys()):
-        raise _not_whole(folder, f"it lacks {_listed('shard', lacking)} of {len(rows)}")
+        raise _not_whole(folder, f"it lacks {listed('shard', lacking)} of {len(rows)}")
     for number, count in found.items():
         if rows.get(number) != count:
             wanted = rows.get(number, "none")
@@ -338,24 +304,3 @@ def _not_whole(folder: str, what: str) -> UserError:
         f"artifact {folder}: not published, since {what}; another run may have made it again "
         "(--force) at the same time. What is finished is kept: run again to make the rest"
     )
-
-
-def _listed(what: str, numbers: Sequence[int]) -> str:
-    """`shard 3`, or `shards 0, 1, ...` with at most ten numbers."""
-    shown = ", ".join(map(str, numbers[:10])) + (", ..." if len(numbers) > 10 else "")
-    return f"{what}{'s' if len(numbers) > 1 else ''} {shown}"
-
-
-def _holds(record: FileRecord, file: Path) -> bool:
-    if not file.exists():
-        return False
-    stat = file.stat()
-    return _sha256(str(file), stat.st_size, stat.st_mtime_ns) == record.sha256
-
-
-@cache
-def _sha256(file: str, num_bytes: int, mtime_ns: int) -> str:
-    """Digest of a file as it is now, kept by size and time: a process that makes many trials from
-    the same factors need not read gigabytes again for each."""
-    with open(file, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -67,6 +67,11 @@ def garbage(storage: str, keep: Sequence[str] = ()) -> tuple[Contents, list[Garb
         if key_of(folder) not in needed:
             why = "no run needs it" if one.published else "unfinished, and no run needs it"
             found.append(Garbage(folder, one.num_bytes, why))
+        elif one.published and not (held or running):  # who is at work may read it as it was
+            found += [
+                Garbage(f"{folder}/{path}", one.files[path], "of what was made again")
+                for path in there.store.superseded(folder, one.files)
+            ]
     for folder, one in there.scratch.items():
         key = key_of(folder)
         if folder.startswith("ray/"):

@@ -20,10 +20,17 @@ OTHERS = (SCRATCH, LEASES, HISTORY, SEARCHES, *JOURNALS)
 
 @dataclass
 class Folder:
-    """An artifact's folder, or the scratch of one: its bytes and whether a manifest is in it."""
+    """An artifact's folder, or the scratch of one: the bytes of its files, by path inside it."""
 
-    num_bytes: int = 0
-    published: bool = False
+    files: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(self.files.values())
+
+    @property
+    def published(self) -> bool:
+        return MANIFEST in self.files
 
 
 @dataclass
@@ -68,19 +75,17 @@ def contents(storage: str) -> Contents:
         if parts[-1].startswith((".tmp-", ".writable")):
             found.torn[path] = num_bytes
         elif parts[0] == SCRATCH and len(parts) > 3:
-            _count(found.scratch, "/".join(parts[1:3]), num_bytes)
+            _add(found.scratch, parts[1:], num_bytes)
         elif parts[0] not in OTHERS and len(parts) > 2 and FINGERPRINTED.search(parts[1]):
-            folder = _count(found.artifacts, "/".join(parts[:2]), num_bytes)
-            folder.published |= parts[2:] == [MANIFEST]
+            _add(found.artifacts, parts, num_bytes)
         else:
             found.others[parts[0]] = found.others.get(parts[0], 0) + num_bytes
     return found
 
 
-def _count(folders: dict[str, Folder], name: str, num_bytes: int) -> Folder:
-    folder = folders.setdefault(name, Folder())
-    folder.num_bytes += num_bytes
-    return folder
+def _add(folders: dict[str, Folder], parts: list[str], num_bytes: int) -> None:
+    folder = folders.setdefault("/".join(parts[:2]), Folder())
+    folder.files["/".join(parts[2:])] = num_bytes
 
 
 def key_of(folder: str) -> str:

@@ -67,7 +67,7 @@ class Rewrites(Stage):
         stats = added(json.loads(raw) for raw in work.read_shard_file("stats.json"))
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in stats["rejected"].items())
         if not stats["rewrites"]:
-            work.remove()
+            work.begin_again()
             raise UserError(
                 f"{work.name}: not one rewrite was kept ({reasons}). Look at the source, or change "
                 f"{self.where}.filters."

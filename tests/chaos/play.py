@@ -64,7 +64,7 @@ class Play:
         for one in graph.values():
             if without.intersection(one.inputs.values()):
                 without.add(one.name)
-        arena.begin(self._storage, without)
+        arena.begin(self._storage, set() if schedule.again else without)
         self._num_writes = arena.num_writes(node.name)
         self._begin_run()
         for fault in schedule.faults:
@@ -84,6 +84,8 @@ class Play:
 
     def _begin_run(self) -> Running:
         only = [] if self._schedule.whole else ["--only", self._schedule.node]
+        if self._schedule.again and not self._runs:  # those that come after go on with it
+            only += ["--force", self._schedule.node]
         self._runs.append(self._arena.run(*only))
         return self._runs[-1]
 

@@ -21,11 +21,13 @@ class Fault:
 
 @dataclass(frozen=True)
 class Schedule:
-    """storage: disk or s3. node: what is to be made. whole: and all that depends on it."""
+    """storage: disk or s3. node: what is to be made. again: although it is there. whole: and all
+    that depends on it."""
 
     seed: int
     storage: str
     node: str
+    again: bool
     whole: bool
     faults: tuple[Fault, ...]
 
@@ -33,7 +35,8 @@ class Schedule:
         faults = ", ".join(
             f"{one.kind} at {100 * one.after[0]:.0f}% + {one.after[1]:.1f} s" for one in self.faults
         )
-        return f"seed {self.seed}: {self.node}{' and on' * self.whole} on {self.storage}: {faults}"
+        what = f"{self.node}{' again' * self.again}{' and on' * self.whole}"
+        return f"seed {self.seed}: {what} on {self.storage}: {faults}"
 
 
 def draw(seed: int, nodes: list[str], kinds: list[str], can_mount: bool) -> Schedule:
@@ -50,4 +53,6 @@ def draw(seed: int, nodes: list[str], kinds: list[str], can_mount: bool) -> Sche
         for _ in range(draws.choice((1, 1, 2, 3)))
     ]
     faults.sort(key=lambda one: one.after[0])
-    return Schedule(seed, storage, draws.choice(nodes), draws.random() < 0.2, tuple(faults))
+    node, again = draws.choice(nodes), draws.random() < 0.25
+    whole = not again and draws.random() < 0.2
+    return Schedule(seed, storage, node, again, whole, tuple(faults))

@@ -12,11 +12,14 @@ import yaml
 from pipeline.plan.graph import build_graph
 from pipeline.plan.plan import make_plan, plan_text
 from pipeline.recipe.read import load_recipe
-from pipeline.run.runner import check_undamaged, choose
+from pipeline.run.runner import check_undamaged, choose, record_start
 from pipeline.run.work import works_of
 from pipeline.store.artifacts import MANIFEST, ArtifactStore
+from pipeline.store.leases import Leases, run_lease
 from pipeline.store.manifest import new_manifest
-from stages.errors import UserError
+from pipeline.upkeep.clearing import clear, garbage
+from stages.errors import StorageError, UserError
+from stages.files import Root
 from stages.rewrite.rewrites import REWRITES
 from stages.rows import npy_bytes
 from stages.sentences.build import parquet_bytes
@@ -54,10 +57,10 @@ def rows_of(store, job):
     return {s.number: s.num_rows for s in store.open(job.inputs["sentences"]).manifest.shards}
 
 
-def put(store, job, numbers):
+def put(store, job, numbers, plus=0):
     rows = rows_of(store, job)
     for number in numbers:
-        vectors = np.full((rows[number], 4), number, dtype=np.float16)
+        vectors = np.full((rows[number], 4), number + plus, dtype=np.float16)
         store.put_shard(job.folder, number, {"factors.npy": npy_bytes(vectors)}, rows[number])
 
 
@@ -66,7 +69,7 @@ def test_a_run_whose_shards_another_one_forced_away_publishes_nothing(prepared):
     _, store, job = prepared
     b = job("embed:t")
     put(store, b, [0, 1])
-    store.remove(b.folder)
+    b.begin_again()
     put(store, b, [2, 3, 4])
     with pytest.raises(UserError, match=r"not published, since it lacks shards 0, 1 of 5"):
         b.publish({})
@@ -76,6 +79,78 @@ def test_a_run_whose_shards_another_one_forced_away_publishes_nothing(prepared):
     b.publish({})
     read = [np.load(path)[0, 0] for path in store.open(b.folder).shard_paths("factors.npy")]
     assert read == [0, 1, 2, 3, 4]
+
+
+def state_of(recipe):
+    """What a plan says of the teacher's factors."""
+    one = make_plan(recipe).nodes["embed:t"]
+    return one.done, one.reason.partition(",")[0]
+
+
+def test_who_reads_what_is_made_again_reads_it_as_it_was(prepared):
+    """Until the new one is whole, which then takes its place; what only the old one had can go."""
+    recipe, store, job = prepared
+    embed = job("embed:t")
+    put(store, embed, range(5))
+    embed.publish({})
+    old = store.open(embed.folder)
+    paths = old.shard_paths("factors.npy")[:2]  # the others are opened later
+    embed.begin_again()
+    assert state_of(recipe) == (False, "being made again: begun")
+    put(store, embed, [0, 1], plus=10)
+    assert state_of(recipe) == (False, "being made again: missing 3 of 5 shards")
+    assert store.open(embed.folder).manifest == old.manifest
+    with pytest.raises(UserError, match="lacks shards 2, 3, 4"):
+        embed.publish({})
+    put(store, embed, [2, 3, 4], plus=10)
+    job("embed:t").publish({})
+    assert state_of(recipe) == (True, "done")
+    first = [np.load(path)[0, 0] for path in (*paths, *old.shard_paths("factors.npy"))]
+    assert first == [0, 1, 0, 1, 2, 3, 4]
+    new = [np.load(path)[0, 0] for path in store.open(embed.folder).shard_paths("factors.npy")]
+    assert new == [10, 11, 12, 13, 14]
+    record = record_start(make_plan(recipe))
+    gone = {one.path for one in garbage(recipe.storage)[1]}
+    assert gone == {f"{embed.folder}/{shard.files['factors.npy'].path}" for shard in old.shards}
+    with Leases(store.root, pytest.fail) as leases:  # somebody may have opened the old one
+        leases.hold(run_lease(record), str)
+        assert not garbage(recipe.storage)[1]
+    clear(recipe.storage, [], delete=True)
+    assert not make_plan(recipe).nodes["embed:t"].damage
+    with pytest.raises(StorageError, match="is gone"):
+        old.shard_paths("factors.npy")
+
+
+def test_whoever_is_killed_while_it_forgets_has_forgotten_nothing_by_halves(prepared, monkeypatch):
+    _, store, job = prepared
+    embed = job("embed:t")
+    put(store, embed, range(5))
+    embed.publish({})
+    with monkeypatch.context() as killed:
+        killed.setattr(
+            Root, "delete_all", lambda root, names: root.delete(next(iter(names))) or 1 / 0
+        )
+        with pytest.raises(ZeroDivisionError):
+            embed.begin_again()
+    assert len(embed.missing_shards()) == 1 and not store.is_made(embed.folder)
+    assert store.begun_again(embed.folder)  # so whoever goes on forgets the rest
+    embed.begin_again()
+    assert len(embed.missing_shards()) == 5 and not store.begun_again(embed.folder)
+
+
+def test_what_was_published_again_is_made_although_its_note_is_still_there(prepared, monkeypatch):
+    recipe, store, job = prepared
+    embed = job("embed:t")
+    put(store, embed, range(5))
+    embed.publish({})
+    embed.begin_again()
+    put(store, embed, range(5), plus=10)
+    with monkeypatch.context() as killed:
+        killed.setattr(Root, "delete", lambda root, name: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            embed.publish({})
+    assert store.root.exists(f"{embed.folder}/again.json")
+    assert store.is_made(embed.folder) and state_of(recipe) == (True, "done")
 
 
 def test_a_shard_with_another_number_of_rows_is_not_published_but_made_again(prepared):
