@@ -154,6 +154,18 @@ class Root:
         above = f"/{folder}/" if folder else f"{self.base}/"
         return {info.path.rpartition(above)[2]: info.size for info in files}
 
+    def names(self, folder: str) -> set[str]:
+        """Paths of all files below `folder`, inside it; one listing. Much faster than `sizes` on a
+        local disk, which knows names without looking at files."""
+        if not self.is_local:
+            return set(self.sizes(folder))
+        found: set[str] = set()
+        base = self.path(folder)
+        for place, _, names in os.walk(base):
+            inside = place[len(base) + 1 :]
+            found.update(f"{inside}/{name}" if inside else name for name in names)
+        return found
+
     def age(self, name: str) -> float:
         """Seconds since a file was written, by the storage's clock and ours.
 

@@ -90,6 +90,25 @@ def test_requests_that_fail_now_and_then_lose_nothing(faulty):
     assert sum(faulty.counts.get(fault, 0) for fault in faults) > 10
 
 
+def test_a_ledger_of_many_shards_takes_few_requests(faulty):
+    store, folder = ArtifactStore(faulty.root.format("ledger")), "embed/x-00000001"
+    records = [store.put_shard(folder, n, {"a.npy": b"%d" % n}, n + 1) for n in range(40)]
+    store.put_segment(folder, records[:36])
+
+    def requests(ask):
+        before = sum(faulty.counts.values())
+        return ask(folder), sum(faulty.counts.values()) - before
+
+    listed, num_requests = requests(store.recorded_shards)
+    assert listed == set(range(40)) and num_requests <= 2
+    found, num_requests = requests(store.finished_shards)
+    assert found == dict(enumerate(records)) and num_requests <= 2 + 2 * (1 + 4)  # size and content
+    store.root.delete(f"{folder}/{records[7].files['a.npy'].path}")
+    assert found.keys() - store.finished_shards(folder).keys() == {7}
+    store.begin_again(folder)
+    assert store.finished_shards(folder) == {}
+
+
 def test_patience_has_an_end(faulty, monkeypatch):
     root = Root(faulty.root.format("end"))
     root.write("a", b"1")

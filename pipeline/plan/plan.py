@@ -90,8 +90,8 @@ def make_plan(recipe: Recipe) -> Plan:
                 f"artifact {folder}: belongs to another fingerprint with the same first "
                 f"digits ({manifest.fingerprint}); choose another `storage` for one of the two"
             )
-        damage, sizes = None, {} if manifest is None else store.sizes(folder)
-        again = store.is_made_again(folder, sizes)
+        damage, names = None, set() if manifest is None else store.root.names(folder)
+        again = store.is_made_again(folder, names)
         if manifest is None:
             reason = _why(store, node, folder, planned, before)
         elif again:
@@ -99,7 +99,7 @@ def make_plan(recipe: Recipe) -> Plan:
         else:
             known = planned[node.source].manifest if node.source else None
             numbers = [shard.number for shard in known.shards] if known else []
-            damage = store.damage(folder, manifest, sizes, numbers)
+            damage = store.damage(folder, manifest, names, numbers)
             reason = f"done, {_size(manifest)}"
             if damage is not None:
                 reason = f"damaged: {damage}; make it again with --force {node.name}"
@@ -133,7 +133,7 @@ def _how_far(store: ArtifactStore, node: Node, folder: str, done: dict[str, Plan
     source = done[node.source].manifest if node.source else None
     if source is not None:
         total = len(source.shards)
-        finished = store.finished_shards(folder)
+        finished = store.recorded_shards(folder)
         missing = sum(shard.number not in finished for shard in source.shards)
         if missing < total:
             return f"missing {missing} of {total} shards"

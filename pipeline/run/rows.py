@@ -1,5 +1,6 @@
 """Row-wise stages on Ray Data: actor pools over shard numbers. The ledger of shards is ours."""
 
+import json
 import logging
 import os
 import threading
@@ -17,7 +18,7 @@ from pipeline.run.placement import Place, assigned_cores, place_of, use_assigned
 from pipeline.run.progress import NodeProgress
 from pipeline.run.work import NodeWork
 from pipeline.store.copies import used_meanwhile
-from pipeline.store.manifest import NO_USAGE, Usage
+from pipeline.store.manifest import NO_USAGE, ShardRecord, Usage, read_shard
 from stages.contract import RowWise, Shard
 from stages.errors import Stopped, UserError
 from stages.text import clock
@@ -32,6 +33,8 @@ LOST = (
 )
 # What a shard that nobody began says instead of an error.
 STOPPED = "stopped"
+# A file of some 300 kB. Fewer are soon asked for, each for itself.
+SHARDS_IN_SEGMENT, FEWEST_IN_SEGMENT = 1000, 100
 # How often an actor asks whether its machine leaves; all actors ask one process of Ray's head.
 SECONDS_BETWEEN_LOOKS = 5.0
 
@@ -80,14 +83,14 @@ class ShardActor:
     def _result(self, row: dict[str, Any]) -> dict[str, Any]:
         if row.get("error"):  # of the pass before
             return row
-        number, rows = int(row["shard"]), 0
+        number, rows, record = int(row["shard"]), 0, ""
         usage = Usage(*(row.get(field.name, 0) for field in fields(Usage)))  # of the passes before
         try:
             if self._work.stopping():
                 raise Stopped
             # its process died, and with it answers that nobody had fetched yet
             if self._restarted and (made := self._work.finished_shard(number)):
-                return {"shard": number, "rows": made.num_rows, "error": ""} | asdict(made.usage)
+                return _answer(number, made.num_rows, made.usage, record=_line(made))
             if self._make is None:
                 begin(self._work.name, self._board)
                 self._make = self._open(self._work)
@@ -96,13 +99,49 @@ class ShardActor:
                 shard = self._make(number)
             usage += self._meter.lap()
             if shard is not None:
-                self._work.put_shard(number, shard, usage)
+                record = _line(self._work.put_shard(number, shard, usage))
                 rows = shard.num_rows
-            return {"shard": number, "rows": rows, "error": ""} | asdict(usage)
+            return _answer(number, rows, usage, record=record)
         except Stopped:
-            return {"shard": number, "rows": 0, "error": STOPPED} | asdict(usage)
+            return _answer(number, 0, usage, STOPPED)
         except UserError as error:
-            return {"shard": number, "rows": 0, "error": str(error)} | asdict(usage)
+            return _answer(number, 0, usage, str(error))
+
+
+def _answer(
+    number: int, rows: int, usage: Usage, error: str = "", record: str = ""
+) -> dict[str, Any]:
+    """A row of Ray Data's; record: JSON of a finished shard's."""
+    return {"shard": number, "rows": rows, "error": error, "record": record} | asdict(usage)
+
+
+def _line(record: ShardRecord) -> str:
+    return json.dumps(asdict(record))
+
+
+class Segments:
+    """Stores the records of finished shards a second time, many in a file, for whoever reads the
+    ledger: a store answers some thousand requests a minute."""
+
+    def __init__(self, work: NodeWork) -> None:
+        self._work = work
+        self._records: list[ShardRecord] = []
+
+    def __enter__(self) -> "Segments":
+        return self
+
+    def add(self, line: str) -> None:
+        self._records.append(read_shard(line.encode()))
+        if len(self._records) == SHARDS_IN_SEGMENT:
+            self._write()
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if len(self._records) >= FEWEST_IN_SEGMENT and kind is None:
+            self._write()
+
+    def _write(self) -> None:
+        self._work.store.put_segment(self._work.folder, self._records)
+        self._records = []
 
 
 def make_rows(work: NodeWork, stage: RowWise, progress: NodeProgress, board: Any) -> None:
@@ -163,26 +202,28 @@ def _make_missing(
         )
     started = time.monotonic()
     rows, taken, stopped = 0, NO_USAGE, False
-    for made, result in enumerate(results.iter_rows(), start=1):
-        if result["error"] == STOPPED:
-            stopped = True
-            continue
-        if result["error"]:
-            raise UserError(result["error"])
-        usage = Usage(*(result[field.name] for field in fields(Usage)))
-        rows, taken = rows + result["rows"], taken + usage
-        seconds, done = time.monotonic() - started, total - len(todo) + made
-        progress.made(result["rows"], 1, usage)
-        progress(
-            f"{done}/{total} shards  {rows:,} rows  {rows / seconds:,.0f} rows/s  "
-            f"ETA {clock((len(todo) - made) * seconds / made)}",
-            figures={
-                "shards": done,
-                "num_shards": total,
-                "rows_per_second": rows / seconds,
-                "processes_busy": taken.seconds / seconds,
-                "padding_share": taken.padding_share,
-            },
-        )
+    with Segments(work) as segments:
+        for made, result in enumerate(results.iter_rows(), start=1):
+            if result["error"] == STOPPED:
+                stopped = True
+                continue
+            if result["error"]:
+                raise UserError(result["error"])
+            segments.add(result["record"])
+            usage = Usage(*(result[field.name] for field in fields(Usage)))
+            rows, taken = rows + result["rows"], taken + usage
+            seconds, done = time.monotonic() - started, total - len(todo) + made
+            progress.made(result["rows"], 1, usage)
+            progress(
+                f"{done}/{total} shards  {rows:,} rows  {rows / seconds:,.0f} rows/s  "
+                f"ETA {clock((len(todo) - made) * seconds / made)}",
+                figures={
+                    "shards": done,
+                    "num_shards": total,
+                    "rows_per_second": rows / seconds,
+                    "processes_busy": taken.seconds / seconds,
+                    "padding_share": taken.padding_share,
+                },
+            )
     if stopped:
         raise Stopped

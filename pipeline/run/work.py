@@ -150,8 +150,8 @@ class NodeWork:
         """Finished shards of a row-wise node; raises UserError unless all of them are there."""
         return self.store.whole_shards(self.folder, self.expected_rows())
 
-    def put_shard(self, number: int, shard: Shard, usage: Usage = NO_USAGE) -> None:
-        self.store.put_shard(self.folder, number, shard.files, shard.num_rows, usage)
+    def put_shard(self, number: int, shard: Shard, usage: Usage = NO_USAGE) -> ShardRecord:
+        return self.store.put_shard(self.folder, number, shard.files, shard.num_rows, usage)
 
     def read_shard_file(self, name: str) -> Iterator[bytes]:
         """File `name` of every shard, in shard order; the node need not be published."""

@@ -3,6 +3,7 @@
     <root>/<kind>/<title>-<fingerprint, 8 digits>/
         shards/00003.factors.9f3c21ab.npy   data, named by content
         shards/00003.json                   the shard's record, written after its data
+        shards/ledger-5c0e9a71.jsonl        many of them together, to be read at once
         files/<digest>/model/...            whole-folder outputs, named by content
         manifest.json                       written last: without it there is no artifact
         again.json                          it is being made again (`--force`)
@@ -18,7 +19,8 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
+import uuid
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -39,7 +41,8 @@ from stages.files import Root, understood
 MANIFEST, AGAIN = "manifest.json", "again.json"
 # How names of artifacts' folders end: with the first digits of the fingerprint.
 FINGERPRINTED = re.compile(r"-[0-9a-f]{8}$")
-RECORD = re.compile(r"shards/\d+\.json")
+RECORD, SEGMENT = re.compile(r"shards/\d+\.json"), re.compile(r"shards/ledger-\w+\.jsonl")
+LEDGER = re.compile(f"{RECORD.pattern}|{SEGMENT.pattern}")
 
 
 class ArtifactStore:
@@ -87,16 +90,33 @@ class ArtifactStore:
             return read_manifest(data)
 
     def finished_shards(self, folder: str) -> dict[int, ShardRecord]:
-        """The ledger: shards whose record and data are there, published or not."""
-        found = {}
-        sizes = self.sizes(folder)
-        names = [f"{folder}/{name}" for name in sizes if RECORD.fullmatch(name)]
-        for name, data in zip(names, self.root.read_all(names), strict=True):
-            with understood(self.root.shown(name)):
-                record = read_shard(data)
-            if not _gone(record.files.values(), sizes):
-                found[record.number] = record
-        return found
+        """The ledger: shards whose record and data are there, published or not.
+
+        Costs a listing, a request for each segment, and one for each record that is in none.
+        """
+        there = self.root.names(folder)
+        segments = sorted(name for name in there if SEGMENT.fullmatch(name))
+        found = {record.number: record for record in self._records(folder, segments)}
+        single = (name for name in there if RECORD.fullmatch(name))
+        rest = sorted(name for name in single if _number(name) not in found)
+        found |= {record.number: record for record in self._records(folder, rest)}
+        return {
+            number: record
+            for number, record in found.items()
+            if not _gone(record.files.values(), there)
+        }
+
+    def recorded_shards(self, folder: str) -> set[int]:
+        """Numbers of the shards in the ledger; one listing."""
+        return {_number(name) for name in self.root.names(folder) if RECORD.fullmatch(name)}
+
+    def _records(self, folder: str, names: Iterable[str]) -> Iterator[ShardRecord]:
+        """What these files of the ledger hold, a record a line."""
+        paths = [f"{folder}/{name}" for name in names]
+        for path, data in zip(paths, self.root.read_all(paths), strict=True):
+            with understood(self.root.shown(path)):
+                for line in data.splitlines():
+                    yield read_shard(line)
 
     def finished_shard(self, folder: str, number: int) -> ShardRecord | None:
         """A shard of the ledger, if its record and data are there."""
@@ -127,25 +147,21 @@ class ArtifactStore:
     def is_made(self, folder: str) -> bool:
         """Whether an artifact is published, and not being made again."""
         found = self.find(folder)
-        return found is not None and not self.is_made_again(found[0], self.sizes(found[0]))
+        return found is not None and not self.is_made_again(found[0], self.root.list(found[0]))
 
-    def is_made_again(self, folder: str, sizes: Mapping[str, int]) -> bool:
+    def is_made_again(self, folder: str, names: Iterable[str]) -> bool:
         """Whether somebody has begun to make a published artifact again, and it is not there yet.
 
         Args:
-            sizes: of the folder's files, as `sizes` gives them.
+            names: of what is in its folder.
         """
-        return AGAIN in sizes and self._again(folder)["instead_of"] == self._digest(folder)
-
-    def sizes(self, folder: str) -> dict[str, int]:
-        """Bytes of an artifact's files by path; one listing."""
-        return self.root.sizes(folder)
+        return AGAIN in names and self._again(folder)["instead_of"] == self._digest(folder)
 
     def begin_again(self, folder: str) -> None:
         """Forgets what is finished. What is published stays until the new one takes its place."""
         digest = self._digest(folder)
         self._note(folder, digest, "forgetting")
-        names = [name for name in self.sizes(folder) if RECORD.fullmatch(name)]
+        names = [name for name in self.root.names(folder) if LEDGER.fullmatch(name)]
         self.root.delete_all(f"{folder}/{name}" for name in names)
         self._note(folder, digest, "begun")
 
@@ -153,18 +169,18 @@ class ArtifactStore:
         """Whether a `begin_again` was killed before all was forgotten."""
         return self.root.exists(f"{folder}/{AGAIN}") and self._again(folder)["state"] != "begun"
 
-    def superseded(self, folder: str, sizes: Mapping[str, int]) -> list[str]:
+    def superseded(self, folder: str, names: Iterable[str]) -> list[str]:
         """Files of a published artifact that only its manifest of before it was made again named.
 
         Args:
-            sizes: of the folder's files, as `sizes` gives them.
+            names: of all its files.
         """
         manifest = self._read(folder)
-        if manifest is None or self.is_made_again(folder, sizes):
+        if manifest is None or self.is_made_again(folder, names):
             return []
         known = {file.path for shard in manifest.shards for file in shard.files.values()}
         known |= {file.path for file in manifest.files.values()} | {MANIFEST, AGAIN}
-        return [name for name in sizes if name not in known and not RECORD.fullmatch(name)]
+        return [name for name in names if name not in known and not LEDGER.fullmatch(name)]
 
     def _note(self, folder: str, digest: str, state: str) -> None:
         if digest:
@@ -188,24 +204,24 @@ class ArtifactStore:
         self,
         folder: str,
         manifest: Manifest,
-        sizes: Mapping[str, int],
+        names: Collection[str],
         numbers: Iterable[int] = (),
     ) -> str | None:
-        """What a published artifact lacks; no file is read.
+        """What a published artifact lacks; no file is looked at, whoever opens one verifies it.
 
         Args:
-            sizes: of the folder's files, as `sizes` gives them.
+            names: of all its files.
             numbers: of the shards that it should have.
         """
         lacking = sorted(set(numbers) - {shard.number for shard in manifest.shards})
         if lacking:
             return f"it lacks {listed('shard', lacking)}"
         records = [file for shard in manifest.shards for file in shard.files.values()]
-        gone = _gone([*records, *manifest.files.values()], sizes)
+        gone = _gone([*records, *manifest.files.values()], names)
         if not gone:
             return None
         more = f" (and {len(gone) - 1} more)" if len(gone) > 1 else ""
-        return f"{gone[0]}{more} is gone or has another size"
+        return f"{gone[0]}{more} is gone"
 
     def put_shard(
         self,
@@ -214,7 +230,7 @@ class ArtifactStore:
         files: dict[str, bytes],
         num_rows: int,
         usage: Usage = NO_USAGE,
-    ) -> None:
+    ) -> ShardRecord:
         """Stores one shard: data first, then its record."""
         records = {}
         for name, data in files.items():
@@ -224,7 +240,14 @@ class ArtifactStore:
             self.root.write(f"{folder}/{path}", data)
             records[name] = FileRecord(path, digest, len(data))
         record = ShardRecord(number, num_rows, records, usage)
-        self.root.write(_record(folder, number), json.dumps(asdict(record)).encode())
+        self.root.write(_record(folder, number), _line(record))
+        return record
+
+    def put_segment(self, folder: str, records: Iterable[ShardRecord]) -> None:
+        """Stores records of finished shards together, so that whoever goes on need not ask for
+        each."""
+        name = f"shards/ledger-{uuid.uuid4().hex[:8]}.jsonl"
+        self.root.write(f"{folder}/{name}", b"\n".join(map(_line, records)))
 
     def put_files(self, folder: str, local: Path) -> dict[str, FileRecord]:
         """Stores the files of a local folder, together, under one content-named folder."""
@@ -247,13 +270,13 @@ class ArtifactStore:
         Raises:
             UserError: a shard or a file of it is missing, or a shard has another number of rows.
         """
-        sizes = self.sizes(folder)
-        if MANIFEST in sizes and not self.is_made_again(folder, sizes):
+        names = self.root.names(folder)
+        if MANIFEST in names and not self.is_made_again(folder, names):
             return
         _check_whole(folder, manifest.shards, rows)
-        if damage := self.damage(folder, manifest, sizes):
+        if damage := self.damage(folder, manifest, names):
             raise _not_whole(folder, damage)
-        text = json.dumps(asdict(manifest), indent=1)
+        text = json.dumps(asdict(manifest))
         self.root.write(f"{folder}/{MANIFEST}", text.encode())
         self.root.delete(f"{folder}/{AGAIN}")
 
@@ -280,13 +303,21 @@ class ArtifactStore:
         return Artifact(self.root, *found, node)
 
 
-def _gone(records: Iterable[FileRecord], sizes: Mapping[str, int]) -> list[str]:
-    """Paths of files that are not there, or with another size."""
-    return [record.path for record in records if sizes.get(record.path) != record.num_bytes]
+def _gone(records: Iterable[FileRecord], names: Collection[str]) -> list[str]:
+    """Paths of files that are not there."""
+    return [record.path for record in records if record.path not in names]
 
 
 def _record(folder: str, number: int) -> str:
     return f"{folder}/shards/{number:05d}.json"
+
+
+def _number(record: str) -> int:
+    return int(record[7:-5])
+
+
+def _line(record: ShardRecord) -> bytes:
+    return json.dumps(asdict(record)).encode()
 
 
 def _check_whole(folder: str, shards: Iterable[ShardRecord], rows: Mapping[int, int]) -> None:

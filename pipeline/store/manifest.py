@@ -1,9 +1,11 @@
 """What a manifest says of an artifact, and the records of its shards and files."""
 
+import gc
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
 from importlib.metadata import version
 from typing import Any, Protocol
@@ -143,7 +145,21 @@ def versions_here() -> dict[str, str]:
 
 def read_manifest(data: bytes) -> Manifest:
     """A manifest from its JSON; ValueError where it is none."""
-    return _MANIFEST.validate_json(data, strict=True)
+    with _no_collection():
+        return _MANIFEST.validate_json(data, strict=True)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Nothing of what is built is garbage: looking for some, again and again, takes two thirds of
+    the time that a manifest of 33,000 shards takes (0.42 s instead of 0.11)."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def read_shard(data: bytes) -> ShardRecord:

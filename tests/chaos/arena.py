@@ -96,7 +96,7 @@ class Arena:
             EmbeddingServer(lambda *_: Reply(hold=self.may_answer)),
         ]
         # how long a driver asks for a cluster that is gone (60 s)
-        os.environ["RAY_gcs_rpc_server_reconnect_timeout_s"] = "5"
+        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "5")
         os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
         self._clock = folder / "clock"
         self.move_clock(0)

@@ -95,9 +95,9 @@ class Disk(Storage):
         self._seen.clear()
 
     def heal(self) -> None:
-        (self._place / "filler").unlink(missing_ok=True)
         if not self.why_not:
             self._remount("rw")
+        (self._place / "filler").unlink(missing_ok=True)
 
     def fill(self) -> None:
         """Leaves no byte of the disk."""
