@@ -7,6 +7,8 @@ publish an object only when its upload is closed, so the bytes are complete befo
 import errno
 import os
 import re
+import shutil
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -128,13 +130,13 @@ class Root:
         return self.read(name)
 
     def read_all(self, names: Iterable[str]) -> Sequence[bytes]:
-        """Whole files, in order: a request each, REQUESTS_AT_ONCE of them under way.
+        """Whole files, in order, each as `read_now` does, REQUESTS_AT_ONCE of them under way.
 
         Raises:
             FileNotFoundError: one of them is not there.
         """
         with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
-            return tuple(pool.map(self.read, names))
+            return tuple(pool.map(self.read_now, names))
 
     def list(self, folder: str) -> list[str]:
         """Names (not paths) of what lies directly in `folder`; empty when there is no folder."""
@@ -228,6 +230,31 @@ class Root:
         """Copies the files of a local folder to `name`; whoever reads it needs a marker file."""
         for file in sorted(path for path in local.rglob("*") if path.is_file()):
             self.write(f"{name}/{file.relative_to(local).as_posix()}", file.read_bytes())
+
+    @contextmanager
+    def filled_folder(self, name: str) -> Iterator[Path]:
+        """A local folder whose files are those of `name` afterwards; whoever reads them needs a
+        marker file. On a local file system it is the place itself.
+
+        Raises:
+            StorageError: it cannot be written; nothing is left behind.
+        """
+        place = self.local_path(name)
+        if place is None:
+            with tempfile.TemporaryDirectory() as local:
+                yield Path(local)
+                self.put_folder(Path(local), name)
+            return
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            yield place
+            for file in place.rglob("*"):
+                if file.is_file():
+                    with file.open("rb") as written:
+                        os.fsync(written.fileno())
+        except OSError as error:
+            shutil.rmtree(place, ignore_errors=True)
+            raise storage_error(self.uri, error) from error
 
     def download(self, name: str, to: BinaryIO) -> None:
         """Copies a file into an open local one, a piece at a time.

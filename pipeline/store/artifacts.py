@@ -83,7 +83,7 @@ class ArtifactStore:
     def _read(self, folder: str) -> Manifest | None:
         name = f"{folder}/{MANIFEST}"
         try:
-            data = self.root.read(name)
+            data = self.root.read_now(name)
         except FileNotFoundError:
             return None
         with understood(self.root.shown(name)):
@@ -122,7 +122,7 @@ class ArtifactStore:
         """A shard of the ledger, if its record and data are there."""
         name = _record(folder, number)
         try:
-            data = self.root.read(name)
+            data = self.root.read_now(name)
         except FileNotFoundError:
             return None
         with understood(self.root.shown(name)):
@@ -190,13 +190,13 @@ class ArtifactStore:
     def _again(self, folder: str) -> dict[str, str]:
         name = f"{folder}/{AGAIN}"
         with understood(self.root.shown(name)):
-            note = json.loads(self.root.read(name))
+            note = json.loads(self.root.read_now(name))
             return {key: str(note[key]) for key in ("instead_of", "state")}
 
     def _digest(self, folder: str) -> str:
         """Of the manifest as it is; "" where there is none."""
         try:
-            return hashlib.sha256(self.root.read(f"{folder}/{MANIFEST}")).hexdigest()
+            return hashlib.sha256(self.root.read_now(f"{folder}/{MANIFEST}")).hexdigest()
         except FileNotFoundError:
             return ""
 

@@ -5,18 +5,35 @@ that a process that was thought dead cannot write into another's. After all work
 rank 0 writes `complete.json` there, last. A checkpoint without it does not exist. Ray Train's own
 registry is not used to resume: a report just before a kill can be lost (the newest complete folder
 cannot). The newest two are kept.
+
+    best-000400-3f9a1c2b/    the best weights so far, once for all checkpoints that have them
 """
 
 import json
+import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
 from stages.errors import StorageError
-from stages.files import Root
+from stages.files import Root, understood
 
 MARKER = "complete.json"
+NUM_KEPT = 2
+
+
+def write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
+    """As safetensors does, but a full disk is an OSError."""
+    try:
+        save_file(tensors, file)
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(number[1]) if number else 0, str(error)) from None
 
 
 class Saved(NamedTuple):
@@ -37,6 +54,7 @@ class Checkpoints:
         self._root = root
         self._folder = folder
         self._attempt = int(attempt or "0", 16)
+        self._bests: dict[int, str] = {}  # of the checkpoints saved or loaded here, by their step
 
     def save(
         self,
@@ -45,6 +63,7 @@ class Checkpoints:
         write: Callable[[Path], None],
         barrier: Callable[[], None],
         state: dict[str, Any],
+        best: tuple[int, dict[str, Tensor]] | None = None,
     ) -> None:
         """Publishes the checkpoint of `step`; called by every worker.
 
@@ -52,17 +71,37 @@ class Checkpoints:
             write: writes this worker's files into an empty local folder.
             barrier: returns once every worker has called it.
             state: small JSON state of the loop, the same on all workers.
+            best: the best weights so far and their step, on rank 0; written where they are new.
         """
         name = self._name(Saved(step, self._attempt))
-        with tempfile.TemporaryDirectory() as local:
-            write(Path(local))
-            self._root.put_folder(Path(local), f"{name}/rank-{rank}")
+        with self._root.filled_folder(f"{name}/rank-{rank}") as local:
+            write(local)
+        if rank == 0:
+            state = state | {"best": self._put_best(*best) if best else ""}
+            self._bests[step] = state["best"]
         barrier()
         if rank == 0:
             self._root.write(f"{name}/{MARKER}", json.dumps(state).encode())
-            for old in self._complete()[:-2]:
-                self._root.delete(self._name(old))
+            self._forget()
         barrier()
+
+    def _put_best(self, step: int, weights: dict[str, Tensor]) -> str:
+        """Where the best weights are stored, from now on or already."""
+        name = f"best-{step:06d}-{self._attempt:08x}"
+        if name not in self._bests.values():
+            with self._root.filled_folder(f"{self._folder}/{name}") as local:
+                write_tensors(weights, local / "weights.safetensors")
+        return name
+
+    def _forget(self) -> None:
+        """Old checkpoints, and best weights that none of the others has."""
+        for old in self._complete()[:-NUM_KEPT]:
+            self._root.delete(self._name(old))
+        kept = dict(sorted(self._bests.items())[-NUM_KEPT:])
+        for name in {*self._bests.values()} - {*kept.values()}:
+            if name.endswith(f"-{self._attempt:08x}"):  # another's may be in its own checkpoints
+                self._root.delete(f"{self._folder}/{name}")
+        self._bests = kept
 
     def newest(self) -> "Saved":
         """The newest complete checkpoint; of step 0 when there is none."""
@@ -72,9 +111,14 @@ class Checkpoints:
         """The loop's state at a complete checkpoint.
 
         Raises:
-            StorageError: it was written with another layout (engine, workers, ZeRO stage).
+            StorageError: it was written with another layout (engine, workers, ZeRO stage), or is
+                damaged.
         """
-        state: dict[str, Any] = json.loads(self._root.read(f"{self._name(saved)}/{MARKER}"))
+        name = f"{self._name(saved)}/{MARKER}"
+        with understood(self._root.shown(name)):
+            state: dict[str, Any] = json.loads(self._root.read(name))
+            self._bests[saved.step] = str(state.pop("best"))
+            state["layout"].items()
         if state["layout"] != layout:
             raise StorageError(
                 f"train: the unfinished training at step {saved.step} was run with "
@@ -88,6 +132,15 @@ class Checkpoints:
         with tempfile.TemporaryDirectory() as local:
             self._root.get_folder(self._name(saved), Path(local))
             read(Path(local))
+
+    def best(self, saved: "Saved") -> dict[str, Tensor] | None:
+        """The best weights so far at a checkpoint whose state was read; None: there were none."""
+        name = self._bests[saved.step]
+        if not name:
+            return None
+        with tempfile.TemporaryDirectory() as local:
+            self._root.get_folder(f"{self._folder}/{name}", Path(local))
+            return load_file(Path(local) / "weights.safetensors")
 
     def _name(self, saved: "Saved") -> str:
         attempt = f"-{saved.attempt:08x}" if saved.attempt else ""

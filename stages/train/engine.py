@@ -7,24 +7,30 @@ its own rows; their *sum* is the gradient of the global loss).
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from stages.encoder.model import Encoder
+from stages.train.checkpoint import write_tensors
 from stages.train.settings import TrainSettings
 from stages.train.student import Student, Sums
 
 
 class Engine(Protocol):
+    """snapshots_last: what `snapshot` returns writes the state as it was then, at any time; else it
+    writes the present one, together with all other workers.
+    """
+
     student: Student
     rank: int
     num_workers: int
+    snapshots_last: bool
 
     def forward(
         self,
@@ -34,7 +40,7 @@ class Engine(Protocol):
         factors: Sequence[Tensor] = (),
     ) -> tuple[Tensor, Sums]: ...
     def step(self, loss: Tensor, learning_rate: float) -> Tensor: ...
-    def save(self, folder: Path) -> None: ...
+    def snapshot(self) -> Callable[[Path], None]: ...
     def load(self, folder: Path) -> None: ...
     def encoder_weights(self) -> dict[str, Tensor]: ...
     def gather_rows(self, rows: Tensor) -> Tensor: ...
@@ -48,6 +54,7 @@ class PlainEngine:
 
     rank = 0
     num_workers = 1
+    snapshots_last = True
 
     def __init__(self, student: Student, settings: TrainSettings) -> None:
         self.student = student
@@ -75,13 +82,15 @@ class PlainEngine:
         self.optimizer.zero_grad(set_to_none=True)
         return norm
 
-    def save(self, folder: Path) -> None:
-        """Weights and AdamW moments as safetensors: nothing here is ever unpickled."""
-        tensors = {f"model.{k}": v.contiguous() for k, v in self._named().items()}
+    def snapshot(self) -> Callable[[Path], None]:
+        """Weights and AdamW moments as they are now, copied to memory; what it returns writes them
+        as safetensors into a folder, at any time: nothing here is ever unpickled."""
+        tensors = {f"model.{k}": v for k, v in self._named().items()}
         for number, parameter in enumerate(self._parameters):
             for name, value in self.optimizer.state[parameter].items():
                 tensors[f"adamw.{number}.{name}"] = value.reshape(-1) if value.ndim == 0 else value
-        save_file(tensors, folder / "plain.safetensors")
+        copies = {name: _copied(one) for name, one in tensors.items()}
+        return lambda folder: write_tensors(copies, folder / "plain.safetensors")
 
     def load(self, folder: Path) -> None:
         tensors = load_file(folder / "plain.safetensors", device=str(self.student.encoder.device))
@@ -124,6 +133,8 @@ class PlainEngine:
 
 class DeepSpeedEngine:
     """ZeRO stages 0 to 3 in an initialised torch.distributed process group."""
+
+    snapshots_last = False
 
     def __init__(self, student: Student, settings: TrainSettings) -> None:
         import deepspeed
@@ -174,8 +185,11 @@ class DeepSpeedEngine:
         self._engine.step()
         return torch.as_tensor(self._engine.get_global_grad_norm())
 
-    def save(self, folder: Path) -> None:
-        self._engine.save_checkpoint(str(folder), tag="state")
+    def snapshot(self) -> Callable[[Path], None]:
+        def write(folder: Path) -> None:
+            self._engine.save_checkpoint(str(folder), tag="state")
+
+        return write
 
     def load(self, folder: Path) -> None:
         tagged = folder / "state"
@@ -242,6 +256,11 @@ def adamw(parameters: list[torch.nn.Parameter], settings: TrainSettings) -> torc
         vectors = [p for p in parameters if p.ndim <= 1]
         groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=settings.learning_rate, weight_decay=decay, fused=True)
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """In the CPU's memory, whatever becomes of the original."""
+    return tensor.detach().to("cpu", copy=True).contiguous()
 
 
 def cpu_copy(encoder: Encoder) -> dict[str, Tensor]:

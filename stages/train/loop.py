@@ -10,13 +10,13 @@ import math
 import resource
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from stages.errors import Stopped, UserError
@@ -56,7 +56,7 @@ class Training:
     Whoever reads the rows may stop, or save, between two of them.
 
     Args:
-        checkpoints: where it continues, and saves every `checkpoint_every_steps`.
+        checkpoints: where it continues, and saves every `checkpoint_every_seconds`.
 
     Raises:
         UserError: batch larger than the corpus, or a checkpoint of another layout.
@@ -86,6 +86,9 @@ class Training:
             self._dev = DevSets(engine, data.dev) if data.dev else on_held_out
         self.progress = Progress()
         self._best: dict[str, Tensor] | None = None
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._saving: Future[None] | None = None
+        self._saved_at = time.monotonic()
         self.tokens, self.positions = 0, 0  # that this worker was fed since it began
         if checkpoints is not None:
             self.resume(checkpoints)
@@ -115,7 +118,8 @@ class Training:
 
             last = progress.step == self.num_steps
             evaluate = every is not None and (last or progress.step % every == 0)
-            save = progress.step % settings.checkpoint_every_steps == 0 and not last
+            steps_apart = settings.checkpoint_every_steps
+            save = steps_apart is not None and progress.step % steps_apart == 0 and not last
             if evaluate or save or last or progress.step % settings.log_every_steps == 0:
                 row = window.row(progress.step, self.num_steps, rate, engine)
                 if evaluate:
@@ -128,11 +132,12 @@ class Training:
                 self.tokens += window.tokens
                 self.positions += window.positions
                 yield row
-                if save and self._checkpoints is not None:
-                    self.save(self._checkpoints)
+                if self._checkpoints is not None and not self.is_over and (save or self._is_due()):
+                    self._save_later(self._checkpoints)
                 window = _Window(progress.step)
             if self._patience_is_over():
                 break
+        self.finish_saving()
 
     def put_away_if(self, asked: bool) -> None:
         """Saves a checkpoint, where it has any, and ends if any worker was asked to; all call it.
@@ -146,6 +151,13 @@ class Training:
             if self._checkpoints is not None:
                 self.save(self._checkpoints)
             raise Stopped
+
+    def _is_due(self) -> bool:
+        """Whether the last checkpoint is old, by the first worker's clock; all call it."""
+        engine = self.engine
+        old = time.monotonic() - self._saved_at > self._settings.checkpoint_every_seconds
+        flag = torch.tensor(int(old and engine.rank == 0), device=engine.student.encoder.device)
+        return bool(engine.sum_over_workers(flag))
 
     @property
     def is_over(self) -> bool:
@@ -182,14 +194,39 @@ class Training:
 
     def save(self, checkpoints: Checkpoints) -> None:
         """Publishes a checkpoint of the present step."""
+        self._save_later(checkpoints)
+        self.finish_saving()
 
-        def write(folder: Path) -> None:
-            self.engine.save(folder)
-            if self.engine.rank == 0 and self._best is not None:
-                save_file(self._best, folder / "best.safetensors")
+    def _save_later(self, checkpoints: Checkpoints) -> None:
+        """Copies the present state and has it written while training goes on, if the engine can.
 
-        state = vars(self.progress) | {"layout": self.engine.layout()}
-        checkpoints.save(self.progress.step, self.engine.rank, write, self.engine.barrier, state)
+        Raises:
+            StorageError: the checkpoint before this one could not be written.
+        """
+        self.finish_saving()
+        engine, progress = self.engine, self.progress
+        # as text and back: training goes on to change it
+        state = json.loads(json.dumps(vars(progress) | {"layout": engine.layout()}))
+        best = None if self._best is None else (progress.best_step, self._best)
+        write = partial(
+            checkpoints.save, progress.step, engine.rank, engine.snapshot(), engine.barrier, state,
+            best,
+        )  # fmt: skip
+        if engine.snapshots_last:
+            self._saving = self._writer.submit(write)
+        else:
+            write()
+        self._saved_at = time.monotonic()
+
+    def finish_saving(self) -> None:
+        """Waits for the checkpoint that is being written.
+
+        Raises:
+            StorageError: it could not be.
+        """
+        if self._saving is not None:
+            self._saving.result()
+            self._saving = None
 
     def resume(self, checkpoints: Checkpoints) -> None:
         """Goes on from the newest complete checkpoint, if there is one; before `rows`."""
@@ -201,17 +238,9 @@ class Training:
         if saved.step == 0:
             return
         state = checkpoints.state(saved, self.engine.layout())
-        best: dict[str, Tensor] = {}
-
-        def read(folder: Path) -> None:
-            if (folder / "best.safetensors").exists():
-                best.update(load_file(folder / "best.safetensors"))
-            self.engine.load(folder)
-
-        checkpoints.load(saved, read)
-        state = json.loads(json.dumps(state))
+        checkpoints.load(saved, self.engine.load)
         state.pop("layout")
-        self.progress, self._best = Progress(**state), best or None
+        self.progress, self._best = Progress(**state), checkpoints.best(saved)
 
     def _evaluate(self) -> dict[str, float]:
         """Dev scores of the present step, which may be the best."""

@@ -301,8 +301,14 @@ class TrainSettings(Settings):
         ge=0,
         description="GPUs of a worker; null: 1 if the cluster has one for each worker, else 0.",
     )
-    checkpoint_every_steps: int = execution(
-        500, ge=1, description="Steps between checkpoints: what a kill can cost at most."
+    checkpoint_every_seconds: float = execution(
+        180.0,
+        gt=0,
+        description="Seconds between checkpoints, to the next logged metrics: what a kill can cost "
+        "at most.",
+    )
+    checkpoint_every_steps: int | None = execution(
+        None, ge=1, description="Steps between further checkpoints; null: none."
     )
     max_failures: int = execution(3, ge=0, description="How often a lost worker is replaced.")
     log_every_steps: int = execution(10, ge=1, description="Steps between logged metrics.")

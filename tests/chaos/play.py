@@ -56,8 +56,15 @@ class Play:
         self.outcome = Outcome()
 
     def __call__(self) -> Outcome:
-        arena, schedule = self._arena, self._schedule
         begun = time.monotonic()
+        self.run()
+        self.check()
+        self.outcome.seconds = time.monotonic() - begun
+        return self.outcome
+
+    def run(self) -> None:
+        """Until the faults are over and a run has ended well."""
+        arena, schedule = self._arena, self._schedule
         graph = arena.plan.graph
         node = graph[schedule.node]
         without = {node.name}
@@ -73,9 +80,7 @@ class Play:
             self._apply(fault)
         arena.move_clock(0)
         self._settle()
-        self._check(without if schedule.whole else {node.name})
-        self.outcome.seconds = time.monotonic() - begun
-        return self.outcome
+        self._made = without if schedule.whole else {node.name}
 
     @property
     def log(self) -> str:
@@ -245,13 +250,14 @@ class Play:
             code = self._run.end()
         assert code == 0, f"exit code {code} of an undisturbed run"
 
-    def _check(self, made: set[str]) -> None:
+    def check(self) -> None:
+        """What was made is what an undisturbed run makes, and nothing was lost or paid twice."""
         arena, storage = self._arena, self._storage
         reference = {_key(folder): one for folder, one in arena.made.items()}
         root = storage.root
         found = {_key(folder): (folder, one) for folder, one in manifests(root).items()}
         for name, wanted in arena.plan.folders.items():
-            if name not in made or _key(wanted) not in reference:
+            if name not in self._made or _key(wanted) not in reference:
                 continue
             assert _key(wanted) in found, f"{wanted} is not made"
             folder, manifest = found[_key(wanted)]

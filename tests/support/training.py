@@ -19,6 +19,9 @@ def train(
 ) -> Trained:
     """Trains to the end; `on_metrics` gets each metric row. Errors as `Training` raises them."""
     training = Training(engine, settings, data, checkpoints)
-    for row in training.rows():
-        on_metrics(row)
+    try:
+        for row in training.rows():
+            on_metrics(row)
+    finally:
+        training.finish_saving()
     return training.trained

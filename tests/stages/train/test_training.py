@@ -1,10 +1,12 @@
 """The loop without Ray: order, exact resume, teachers from cache, bad input."""
 
+import threading
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from scipy.stats import spearmanr
 from sklearn.metrics.pairwise import cosine_similarity
@@ -13,7 +15,7 @@ from stages.embed.embedder import Embedder
 from stages.encoder.model import layer_stack
 from stages.encoder.settings import EncoderSettings
 from stages.encoder.tokenizer import pad
-from stages.errors import UserError
+from stages.errors import StorageError, UserError
 from stages.evaluate.sets import StsSettings, load_sts
 from stages.files import Root
 from stages.rows import FactorRows, TokenRows
@@ -162,6 +164,82 @@ def test_a_killed_training_resumes_to_the_same_weights(data, student_folder, tmp
     assert resumed.progress.best_step == undisturbed.progress.best_step
     losses = [[row["loss"] for row in r.progress.history] for r in (undisturbed, resumed)]
     assert losses[0] == losses[1]
+
+
+def test_a_checkpoint_is_of_its_step_however_late_it_is_written(
+    data, student_folder, tmp_path, monkeypatch
+):
+    """Training goes on meanwhile, and finds another best evaluation."""
+    settings, late = settings_of(), threading.Event()
+    undisturbed = run(data, student_folder, settings)
+    save = Checkpoints.save
+    monkeypatch.setattr(Checkpoints, "save", lambda *given: late.wait(60) and save(*given))
+    checkpoints = Checkpoints(Root(str(tmp_path)), "work")
+
+    def kill(row):
+        if row["step"] == 7:  # three steps after a checkpoint, and two after an evaluation
+            late.set()
+            raise Killed
+
+    with pytest.raises(Killed):
+        run(data, student_folder, settings, checkpoints, kill)
+    assert checkpoints.newest() == Saved(4, 0)
+    resumed = run(data, student_folder, settings, checkpoints)
+    assert same(undisturbed.weights, resumed.weights)
+    losses = [[row["loss"] for row in r.progress.history] for r in (undisturbed, resumed)]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize(("seconds", "saved"), [(1e-9, [16, 18]), (3600.0, [])])
+def test_checkpoints_are_taken_by_the_clock_at_rows_of_metrics(
+    data, student_folder, tmp_path, seconds, saved
+):
+    settings = settings_of(
+        checkpoint_every_steps=None, checkpoint_every_seconds=seconds, log_every_steps=2,
+        data_dev=False,
+    )  # fmt: skip
+    checkpoints = Checkpoints(Root(str(tmp_path)), "work")
+    run(data, student_folder, settings, checkpoints)
+    assert [one.step for one in checkpoints._complete()] == saved
+
+
+def test_the_best_weights_are_written_once_and_go_with_the_last_that_has_them(tmp_path):
+    root, written = Root(str(tmp_path)), []
+    checkpoints = Checkpoints(root, "work", "0a0a0a0a")
+
+    def save(step, best_step):
+        best = {"w": torch.full((3,), float(best_step))}
+        state = {"step": step, "layout": {"engine": "plain"}}
+        checkpoints.save(
+            step, 0, lambda folder: (folder / "w").touch(), lambda: None, state, (best_step, best)
+        )
+        files = tmp_path.glob("work/best-*/weights.safetensors")
+        written.append({int(file.parent.name[5:11]): file.stat().st_mtime_ns for file in files})
+
+    for step, best_step in ((4, 4), (8, 4), (12, 12), (16, 12), (20, 12)):
+        save(step, best_step)
+    assert [sorted(one) for one in written] == [[4], [4], [4, 12], [12], [12]]
+    assert written[0] == written[1] and written[3] == written[4]
+    other = Checkpoints(root, "work", "0b0b0b0b")  # whoever goes on
+    newest = other.newest()
+    other.state(newest, {"engine": "plain"})
+    assert other.best(newest)["w"].tolist() == [12.0] * 3
+    other.save(24, 0, lambda folder: None, lambda: None, {}, (12, other.best(newest)))
+    assert len(root.list("work")) == 4  # another's best weights stay
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_training(
+    data, student_folder, tmp_path, monkeypatch
+):
+    def full(tensors, file):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("stages.train.checkpoint.save_file", full)
+    checkpoints, rows = Checkpoints(Root(str(tmp_path)), "work"), []
+    with pytest.raises(StorageError, match="the disk is full"):
+        run(data, student_folder, settings_of(), checkpoints, rows.append)
+    assert len(rows) == 8  # by the next one at the latest
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_a_checkpoint_without_its_marker_does_not_exist(data, student_folder, tmp_path):
