@@ -44,6 +44,11 @@ def test_a_training_saves_a_checkpoint_first(sentray, tiny_recipe, inputs_made, 
     assert student_weights(recipe["storage"]) == weights
 
 
+def test_ray_does_not_take_signals_for_itself(ray_cluster):
+    """Else a run that is asked to end before or after it makes anything says nothing."""
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 @pytest.mark.thorough
 def test_row_wise_stages_finish_their_open_shards(sentray, tiny_recipe, tmp_path):
     text = tmp_path / "many.txt"

@@ -220,7 +220,6 @@ def _scheduled(
     if isinstance(one, TooShort):
         return one
     train = found.train | {"max_steps": one.num_steps}
-    train["checkpoint_every_steps"] = max(20, one.num_steps // 5)
     if one.num_steps < 10 * CURVE_POINTS:  # else every ten steps
         train["log_every_steps"] = max(1, one.num_steps // CURVE_POINTS)
     found = replace(found, train=train)

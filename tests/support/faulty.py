@@ -93,7 +93,9 @@ def faulty_proxy(root: str) -> Iterator[Faulty]:
 
         def body(self) -> bytes:
             if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
-                return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                length = int(self.headers.get("Content-Length") or 0)
+                body = self.rfile.read(length)
+                return body if len(body) == length else self.gone()
             chunks = []
             while size := int(self.rfile.readline() or self.gone(), 16):
                 chunks.append(self.rfile.read(size))

@@ -27,7 +27,7 @@ def built(model: str, objectives: dict[str, Any] | None = None, **settings: Any)
 
 def token_data(folder: Path, **settings: Any) -> TrainingData:
     """Tokens of 40 sentences, and nothing else."""
-    chosen = StudentSettings(**({"pooling": "mean", "max_length": 16} | settings))
+    chosen = StudentSettings.model_validate({"pooling": "mean", "max_length": 16} | settings)
     return TrainingData(token_rows(folder, "tokens", [make_sentences(40)], chosen), [], [], [])
 
 
