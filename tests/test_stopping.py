@@ -46,7 +46,16 @@ def test_a_training_saves_a_checkpoint_first(sentray, tiny_recipe, inputs_made, 
 
 def test_ray_does_not_take_signals_for_itself(ray_cluster):
     """Else a run that is asked to end before or after it makes anything says nothing."""
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    code = (
+        "import signal, sys\n"
+        "from pipeline.run.session import ray_session\n"
+        "from pipeline.run.stopping import end_process, ended_by_signals\n"
+        "with ended_by_signals():\n"
+        "    before = signal.getsignal(signal.SIGTERM)\n"
+        "    with ray_session(sys.argv[1]):\n"
+        "        end_process(0 if signal.getsignal(signal.SIGTERM) is before else 1)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code, ray_cluster]).returncode == 0
 
 
 @pytest.mark.thorough

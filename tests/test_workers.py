@@ -1,7 +1,6 @@
 """Two workers under Ray Train train as one does."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from pipeline.run.hosts import make_on_workers
 from pipeline.run.work import works_of
 from stages.contract import Workers
 from stages.errors import UserError
-from tests.support.command import student_weights
+from tests.support.command import student_file, student_weights
 from tests.support.models import make_model, make_sentences
 from tests.support.recipes import setting
 
@@ -27,7 +26,7 @@ def trained(recipe, keys):
     """
     from safetensors.numpy import load
 
-    (lines,) = Path(recipe["storage"]).glob("train/*/files/*/metrics/metrics.jsonl")
+    lines = student_file(recipe["storage"], "metrics/metrics.jsonl")
     rows = [json.loads(line) for line in lines.read_text().splitlines()]
     figures = [row[key] for row in rows for key in keys if key in row]
     weights = load(student_weights(recipe["storage"]))

@@ -56,7 +56,7 @@ def main() -> int:
 def told(outcome: Outcome) -> str:
     return (
         f"ok, {outcome.num_compared} artifacts equal, {outcome.paid_twice} paid twice, "
-        f"{outcome.again} records again, {outcome.seconds:.0f} s"
+        f"{outcome.stored_again} records again, {outcome.seconds:.0f} s"
     )
 
 
@@ -69,7 +69,7 @@ def summary(outcomes: list[Outcome]) -> str:
     lines.append(
         f"{len(outcomes)} schedules: {sum(one.num_compared for one in outcomes)} artifacts equal, "
         f"{sum(one.paid_twice for one in outcomes)} answers paid twice, "
-        f"{sum(one.again for one in outcomes)} records stored again"
+        f"{sum(one.stored_again for one in outcomes)} records stored again"
     )
     return "\n".join(lines)
 

@@ -30,7 +30,7 @@ class Outcome:
 
     survived: kinds of faults that the run went on through; ended: that ended it, so that it was
     started again. paid_twice: answers of endpoints; lost: of those whose process was killed before
-    it could write them down. again: records stored a second time.
+    it could write them down. stored_again: records stored a second time.
     """
 
     seconds: float = 0.0
@@ -38,7 +38,7 @@ class Outcome:
     ended: list[str] = field(default_factory=list)
     paid_twice: int = 0
     lost: int = 0
-    again: int = 0
+    stored_again: int = 0
     num_compared: int = 0
 
 
@@ -120,9 +120,9 @@ class Play:
             "stumble": self._stumble, "outage": self._outage,
             "full disk": self._full_disk, "read-only disk": self._read_only_disk,
         }  # fmt: skip
-        before = len(self._runs)
+        run = self._run
         apply[fault.kind]()
-        went_on = len(self._runs) == before
+        went_on = not run.ended or run.process.returncode == 0
         (self.outcome.survived if went_on else self.outcome.ended).append(fault.kind)
 
     def _killing(self, kill: Callable[[], None]) -> None:
@@ -272,7 +272,7 @@ class Play:
         assert self.outcome.paid_twice <= self.outcome.lost, (
             f"{self.outcome.paid_twice} answers were paid twice"
         )
-        self.outcome.again = storage.written_again()
+        self.outcome.stored_again = storage.written_again()
 
 
 def _signal(process: int, number: signal.Signals) -> None:

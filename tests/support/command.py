@@ -1,6 +1,7 @@
 """The command line: called in the process of the tests, or started in a process of its own."""
 
 import io
+import json
 import subprocess
 import sys
 import time
@@ -84,5 +85,11 @@ def made(storage: str) -> dict[str, int]:
 
 def student_weights(storage: str) -> bytes:
     """The weights file of the storage's only trained student."""
-    (file,) = Path(storage).glob("train/*/files/*/model/model.safetensors")
-    return file.read_bytes()
+    return student_file(storage, "model/model.safetensors").read_bytes()
+
+
+def student_file(storage: str, name: str) -> Path:
+    """A file of the storage's only training, as its manifest has it."""
+    (manifest,) = Path(storage).glob("train/*/manifest.json")
+    path = json.loads(manifest.read_text())["files"][name]["path"]
+    return manifest.parent / str(path)
