@@ -30,7 +30,7 @@ def one(storage, node, *faults, again=False):
     return Schedule(0, storage, node, again, False, timed)
 
 
-# Every kind of fault once, where it hurts most
+# Twelve of the fourteen kinds of faults, where they hurt most
 SCHEDULES = [
     one("disk", "endpoint:far", ("freeze driver", (0.3, 0.0)), ("kill driver", (0.6, 0.0))),
     one("s3", "endpoint:far", ("outage", (0.2, 0.0)), ("kill worker", (0.5, 0.0))),
