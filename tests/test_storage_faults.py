@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pipeline.store.artifacts import ArtifactStore
+from pipeline.store.manifest import shard_line
 from stages import files
 from stages.errors import StorageError
 from stages.files import Root
@@ -93,7 +94,7 @@ def test_requests_that_fail_now_and_then_lose_nothing(faulty):
 def test_a_ledger_of_many_shards_takes_few_requests(faulty):
     store, folder = ArtifactStore(faulty.root.format("ledger")), "embed/x-00000001"
     records = [store.put_shard(folder, n, {"a.npy": b"%d" % n}, n + 1) for n in range(40)]
-    store.put_segment(folder, records[:36])
+    store.put_segment(folder, map(shard_line, records[:36]))
 
     def requests(ask):
         before = sum(faulty.counts.values())

@@ -1,6 +1,5 @@
 """Row-wise stages on Ray Data: actor pools over shard numbers. The ledger of shards is ours."""
 
-import json
 import logging
 import os
 import threading
@@ -18,7 +17,7 @@ from pipeline.run.placement import Place, assigned_cores, place_of, use_assigned
 from pipeline.run.progress import NodeProgress
 from pipeline.run.work import NodeWork
 from pipeline.store.copies import used_meanwhile
-from pipeline.store.manifest import NO_USAGE, ShardRecord, Usage, read_shard
+from pipeline.store.manifest import NO_USAGE, Usage, shard_line
 from stages.contract import RowWise, Shard
 from stages.errors import Stopped, UserError
 from stages.text import clock
@@ -83,14 +82,14 @@ class ShardActor:
     def _result(self, row: dict[str, Any]) -> dict[str, Any]:
         if row.get("error"):  # of the pass before
             return row
-        number, rows, record = int(row["shard"]), 0, ""
+        number, rows, record = int(row["shard"]), 0, b""
         usage = Usage(*(row.get(field.name, 0) for field in fields(Usage)))  # of the passes before
         try:
             if self._work.stopping():
                 raise Stopped
             # its process died, and with it answers that nobody had fetched yet
             if self._restarted and (made := self._work.finished_shard(number)):
-                return _answer(number, made.num_rows, made.usage, record=_line(made))
+                return _answer(number, made.num_rows, made.usage, record=shard_line(made))
             if self._make is None:
                 begin(self._work.name, self._board)
                 self._make = self._open(self._work)
@@ -99,7 +98,7 @@ class ShardActor:
                 shard = self._make(number)
             usage += self._meter.lap()
             if shard is not None:
-                record = _line(self._work.put_shard(number, shard, usage))
+                record = shard_line(self._work.put_shard(number, shard, usage))
                 rows = shard.num_rows
             return _answer(number, rows, usage, record=record)
         except Stopped:
@@ -109,14 +108,10 @@ class ShardActor:
 
 
 def _answer(
-    number: int, rows: int, usage: Usage, error: str = "", record: str = ""
+    number: int, rows: int, usage: Usage, error: str = "", record: bytes = b""
 ) -> dict[str, Any]:
-    """A row of Ray Data's; record: JSON of a finished shard's."""
+    """A row of Ray Data's; record: a finished shard's line."""
     return {"shard": number, "rows": rows, "error": error, "record": record} | asdict(usage)
-
-
-def _line(record: ShardRecord) -> str:
-    return json.dumps(asdict(record))
 
 
 class Segments:
@@ -125,23 +120,23 @@ class Segments:
 
     def __init__(self, work: NodeWork) -> None:
         self._work = work
-        self._records: list[ShardRecord] = []
+        self._lines: list[bytes] = []
 
     def __enter__(self) -> "Segments":
         return self
 
-    def add(self, line: str) -> None:
-        self._records.append(read_shard(line.encode()))
-        if len(self._records) == SHARDS_IN_SEGMENT:
+    def add(self, line: bytes) -> None:
+        self._lines.append(line)
+        if len(self._lines) == SHARDS_IN_SEGMENT:
             self._write()
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if len(self._records) >= FEWEST_IN_SEGMENT and kind is None:
+        if len(self._lines) >= FEWEST_IN_SEGMENT and kind is None:
             self._write()
 
     def _write(self) -> None:
-        self._work.store.put_segment(self._work.folder, self._records)
-        self._records = []
+        self._work.store.put_segment(self._work.folder, self._lines)
+        self._lines = []
 
 
 def make_rows(work: NodeWork, stage: RowWise, progress: NodeProgress, board: Any) -> None:

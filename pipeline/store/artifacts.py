@@ -34,6 +34,7 @@ from pipeline.store.manifest import (
     Usage,
     read_manifest,
     read_shard,
+    shard_line,
 )
 from stages.errors import UserError
 from stages.files import Root, understood
@@ -240,14 +241,14 @@ class ArtifactStore:
             self.root.write(f"{folder}/{path}", data)
             records[name] = FileRecord(path, digest, len(data))
         record = ShardRecord(number, num_rows, records, usage)
-        self.root.write(_record(folder, number), _line(record))
+        self.root.write(_record(folder, number), shard_line(record))
         return record
 
-    def put_segment(self, folder: str, records: Iterable[ShardRecord]) -> None:
-        """Stores records of finished shards together, so that whoever goes on need not ask for
-        each."""
+    def put_segment(self, folder: str, lines: Iterable[bytes]) -> None:
+        """Stores records of finished shards (`shard_line`) together, so that whoever goes on need
+        not ask for each."""
         name = f"shards/ledger-{uuid.uuid4().hex[:8]}.jsonl"
-        self.root.write(f"{folder}/{name}", b"\n".join(map(_line, records)))
+        self.root.write(f"{folder}/{name}", b"\n".join(lines))
 
     def put_files(self, folder: str, local: Path) -> dict[str, FileRecord]:
         """Stores the files of a local folder, together, under one content-named folder."""
@@ -314,10 +315,6 @@ def _record(folder: str, number: int) -> str:
 
 def _number(record: str) -> int:
     return int(record[7:-5])
-
-
-def _line(record: ShardRecord) -> bytes:
-    return json.dumps(asdict(record)).encode()
 
 
 def _check_whole(folder: str, shards: Iterable[ShardRecord], rows: Mapping[int, int]) -> None:

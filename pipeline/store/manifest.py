@@ -1,12 +1,13 @@
 """What a manifest says of an artifact, and the records of its shards and files."""
 
 import gc
+import json
 import os
 import platform
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from importlib.metadata import version
 from typing import Any, Protocol
 
@@ -160,6 +161,11 @@ def _no_collection() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+def shard_line(record: ShardRecord) -> bytes:
+    """A shard's record as JSON in one line, as `read_shard` reads it."""
+    return json.dumps(asdict(record)).encode()
 
 
 def read_shard(data: bytes) -> ShardRecord:
