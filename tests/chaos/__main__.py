@@ -30,7 +30,7 @@ def main() -> int:
     set_environment()
     failed, outcomes = [], []
     with tempfile.TemporaryDirectory() as folder, arena_in(Path(folder)) as arena:
-        print(f"nodes: {', '.join(arena.nodes)}", flush=True)
+        print(f"subjects: {', '.join(arena.subjects)}", flush=True)
         for seed in given.seeds:
             schedule = arena.draw(seed)
             play = Play(arena, schedule)

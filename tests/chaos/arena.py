@@ -1,8 +1,10 @@
 """Where schedules are played: a Ray cluster, endpoints, storages, an undisturbed run's results.
 
-The recipe has every kind of stage. The cluster's second node may be lost; so may all of it.
+The recipe has every kind of stage; its student is trained by two workers too, and searched for. The
+cluster's second node may be lost; so may all of it.
 """
 
+import dataclasses
 import os
 import random
 import shutil
@@ -18,7 +20,7 @@ from typing import Any
 
 from pipeline.plan.plan import Plan, make_plan
 from pipeline.recipe.read import load_recipe
-from tests.chaos.schedule import Schedule, draw
+from tests.chaos.schedule import Schedule, Subject, draw
 from tests.chaos.storage import Storage, manifests, storages
 from tests.support.chat_server import ChatServer, rewrite_of
 from tests.support.command import wait_until
@@ -32,8 +34,16 @@ from tests.support.tokenizers import make_cuttable
 NUM_SENTENCES, ROWS_PER_SHARD = 240, 40
 # Requests of one endpoint under way
 CONCURRENCY = 4
-# Journals of endpoints' answers: with them nothing would be asked
-JOURNALS = ("answers", "embeddings")
+# Nodes that ask endpoints
+PAID = ("perturb:chat", "endpoint:far")
+# How many times as often as others whatever has most to lose is drawn
+MANY = 4
+# How many workers it has does not tell a training from another
+TWO_WORKERS = ("train.num_workers=2", "train.cpus_per_worker=1", "train.max_steps=20")
+SEARCH = {
+    "space": {"train.learning_rate": {"grid": [3e-3, 2e-3, 5e-4]}},
+    "scheduler": "none", "concurrency": 2, "confirm": {"settings": 0},
+}  # fmt: skip
 END_SECONDS = 150.0
 # Ray's processes that serve it, or wait
 NOT_AT_WORK = ("IDLE", "Agent")
@@ -104,13 +114,46 @@ class Arena:
         self.start_cluster()
         self._recipe = self._build()
         self.reference = folder / "reference" / "runs"
-        self._file = folder / "recipe.yaml"
+        self._file, self._search = folder / "recipe.yaml", folder / "search.yaml"
         self.prepare(str(self.reference))
-        running = self.start("run", self._file)
+        self._undisturbed("run", self._file)
+        plan = self._plan()
+        assert not [name for name, one in plan.nodes.items() if one.to_do]
+        self._root, self._start = plan.store.root, frozenset(plan.folders.values())
+        self.subjects = self._subjects(plan)
+        self.made = manifests(self._root)
+
+    def _plan(self, *settings: str) -> Plan:
+        return make_plan(load_recipe(str(self._file), settings))
+
+    def _undisturbed(self, *arguments: object) -> None:
+        running = self.start(*arguments)
         assert running.end() == 0, running.output
-        self.plan: Plan = make_plan(load_recipe(str(self._file)))
-        assert not [name for name, one in self.plan.nodes.items() if one.to_do]
-        self.made = manifests(self.plan.store.root)
+
+    def _subjects(self, plan: Plan) -> dict[str, Subject]:
+        """Makes what the recipe alone does not."""
+        found = {}
+        for name in (name for name, one in plan.nodes.items() if not one.spare):
+            lacking = {name}
+            for one in plan.graph.values():
+                if lacking.intersection(one.inputs.values()):
+                    lacking.add(one.name)
+            folders = frozenset(plan.folders[one] for one in lacking)
+            made = frozenset((plan.folders[name],))
+            weight = MANY if name in ("train", *PAID) else 1
+            found[name] = Subject(f"{name:<16}  started", made, folders, name, weight=weight)
+
+        overrides = [text for setting in TWO_WORKERS for text in ("--set", setting)]
+        self._undisturbed("run", self._file, "--only", "train", *overrides)
+        made = frozenset((self._plan(*TWO_WORKERS).folders["train"],))
+        found["train by two"] = dataclasses.replace(
+            found["train"], made=made, lacking=made, settings=TWO_WORKERS
+        )
+        before = set(manifests(self._root))
+        self._undisturbed("tune", self._search)
+        made = frozenset(set(manifests(self._root)) - before)
+        found["search"] = Subject("starting Ray", made, frozenset(), weight=MANY)
+        return found
 
     def _build(self) -> dict[str, Any]:
         place = self.folder
@@ -154,31 +197,35 @@ class Arena:
 
     def prepare(self, storage: str) -> None:
         write_recipe(self._file, self._recipe | {"storage": storage})
+        write_recipe(self._search, {"recipe": self._file.name, "search": SEARCH})
 
     def start(self, *arguments: object) -> Running:
         """A command of its own process."""
         command = [sys.executable, "-m", "tests.chaos.driver", str(self._clock)]
         command += map(str, arguments)
-        if arguments[0] == "run":
-            command += ["--address", self._cluster.address]
+        command += ["--address", self._cluster.address]
         return Running(command, Path.cwd())
 
-    def run(self, *options: str) -> Running:
+    def run(self, subject: Subject, whole: bool, again: bool) -> Running:
+        """Makes it, and with `whole` what depends on it; with `again` although it is there."""
+        if not subject.node:
+            return self.start("tune", self._search)
+        options = [] if whole else ["--only", subject.node]
+        options += ["--force", subject.node] * again
+        for setting in subject.settings:
+            options += ["--set", setting]
         return self.start("run", self._file, *options)
 
-    def begin(self, storage: Storage, without: set[str]) -> None:
-        """A storage as the undisturbed run left it, but for some nodes' artifacts."""
-        lacking = {self.plan.folders[name] for name in without}
+    def begin(self, storage: Storage, without: frozenset[str]) -> None:
+        """A storage with the recipe's artifacts as the undisturbed run made them, but for some.
+
+        Answers of endpoints are not there: with them nothing would be asked.
+        """
         aside = self.folder / "start"
         shutil.rmtree(aside, ignore_errors=True)
-
-        def left_out(folder: str, names: list[str]) -> set[str]:
-            place = Path(folder).relative_to(self.reference).as_posix()
-            return {name for name in names if f"{place}/{name}" in lacking}
-
-        for kind in sorted(self.reference.iterdir()):
-            if kind.name not in (*JOURNALS, "history", "leases", "work", "students"):
-                shutil.copytree(kind, aside / kind.name, ignore=left_out)
+        for folder in sorted(self._start - without):
+            if (self.reference / folder).exists():
+                shutil.copytree(self.reference / folder, aside / folder)
         storage.begin(aside)
         self.prepare(storage.uri)
         for server in self.endpoints:
@@ -247,18 +294,13 @@ class Arena:
         found = self.workers()
         return draws.choice(found) if found else None
 
-    @property
-    def nodes(self) -> list[str]:
-        """Of the recipe, that are made."""
-        return [name for name, one in self.plan.nodes.items() if not one.spare]
-
-    def num_writes(self, node: str) -> int:
-        """Files that making a node wrote."""
-        return len(self.plan.store.root.sizes(self.plan.folders[node]))
+    def num_writes(self, subject: Subject) -> int:
+        """Files that making it wrote."""
+        return sum(len(self._root.sizes(folder)) for folder in subject.made)
 
     def draw(self, seed: int) -> Schedule:
         can_mount = not self.storages["disk"].why_not
-        return draw(seed, self.nodes, list(self.storages), can_mount)
+        return draw(seed, self.subjects, list(self.storages), can_mount)
 
     def restart(self) -> None:
         """A cluster without whatever a failed schedule left behind."""

@@ -50,6 +50,7 @@ class Play:
 
     def __init__(self, arena: Arena, schedule: Schedule) -> None:
         self._arena, self._schedule = arena, schedule
+        self._subject = arena.subjects[schedule.subject]
         self._storage: Storage = arena.storages[schedule.storage]
         self._draws = random.Random(schedule.seed + 1)
         self._runs: list[Running] = []
@@ -65,14 +66,9 @@ class Play:
     def run(self) -> None:
         """Until the faults are over and a run has ended well."""
         arena, schedule = self._arena, self._schedule
-        graph = arena.plan.graph
-        node = graph[schedule.node]
-        without = {node.name}
-        for one in graph.values():
-            if without.intersection(one.inputs.values()):
-                without.add(one.name)
-        arena.begin(self._storage, set() if schedule.again else without)
-        self._num_writes = arena.num_writes(node.name)
+        subject = self._subject
+        arena.begin(self._storage, frozenset() if schedule.again else subject.lacking)
+        self._num_writes = arena.num_writes(subject)
         self._begin_run()
         for fault in schedule.faults:
             if not self._wait(fault):
@@ -80,7 +76,6 @@ class Play:
             self._apply(fault)
         arena.move_clock(0)
         self._settle()
-        self._made = without if schedule.whole else {node.name}
 
     @property
     def log(self) -> str:
@@ -88,10 +83,8 @@ class Play:
         return "\n".join(f"--- run {n}\n{run.output}" for n, run in enumerate(self._runs, 1))
 
     def _begin_run(self) -> Running:
-        only = [] if self._schedule.whole else ["--only", self._schedule.node]
-        if self._schedule.again and not self._runs:  # those that come after go on with it
-            only += ["--force", self._schedule.node]
-        self._runs.append(self._arena.run(*only))
+        again = self._schedule.again and not self._runs  # those that come after go on with it
+        self._runs.append(self._arena.run(self._subject, self._schedule.whole, again))
         return self._runs[-1]
 
     @property
@@ -101,9 +94,11 @@ class Play:
     def _wait(self, fault: Fault) -> bool:
         """Until it is time for a fault; whether the run is still there."""
         share, seconds = fault.after
-        started = f"{self._schedule.node:<16}  started"
         while not self._run.ended:
-            if self._run.said(started) and self._storage.num_writes() >= share * self._num_writes:
+            if (
+                self._run.said(self._subject.started)
+                and self._storage.num_writes() >= share * self._num_writes
+            ):
                 break
             time.sleep(0.02)
         with suppress(Exception):
@@ -256,8 +251,9 @@ class Play:
         reference = {_key(folder): one for folder, one in arena.made.items()}
         root = storage.root
         found = {_key(folder): (folder, one) for folder, one in manifests(root).items()}
-        for name, wanted in arena.plan.folders.items():
-            if name not in self._made or _key(wanted) not in reference:
+        made = self._subject.lacking if self._schedule.whole else self._subject.made
+        for wanted in sorted(made):
+            if _key(wanted) not in reference:  # nothing asks for it
                 continue
             assert _key(wanted) in found, f"{wanted} is not made"
             folder, manifest = found[_key(wanted)]
@@ -282,8 +278,8 @@ def _signal(process: int, number: signal.Signals) -> None:
 
 # What two runs of the same never share, how the work was cut into requests, and which of two nodes
 # that are the same made it
-PASSING = {"created", "seconds", "usage", "machine", "elapsed_seconds", "requests", "prompt_tokens",
-           "answer_tokens", "spent", "node", "encoder"}  # fmt: skip
+PASSING = {"created", "seconds", "usage", "machine", "elapsed_seconds", "seconds_per_step",
+           "tokens_per_second", "peak_memory_gib", "requests", "prompt_tokens", "answer_tokens", "spent", "node", "encoder"}  # fmt: skip
 
 
 def _lasting(manifest: dict[str, Any]) -> dict[str, Any]:

@@ -20,13 +20,32 @@ class Fault:
 
 
 @dataclass(frozen=True)
+class Subject:
+    """What a schedule makes: a node of the recipe, maybe with other settings; or a search.
+
+    Args:
+        started: what its run says once it is at work.
+        made: folders of the artifacts that it makes, and `lacking` of those that it begins without.
+        node: empty for a search. settings: overrides of the recipe.
+        weight: how often it is drawn.
+    """
+
+    started: str
+    made: frozenset[str]
+    lacking: frozenset[str]
+    node: str = ""
+    settings: tuple[str, ...] = ()
+    weight: int = 1
+
+
+@dataclass(frozen=True)
 class Schedule:
-    """storage: disk or s3. node: what is to be made. again: although it is there. whole: and all
-    that depends on it."""
+    """storage: disk or s3. subject: what is to be made. again: although it is there. whole: and
+    all that depends on it."""
 
     seed: int
     storage: str
-    node: str
+    subject: str
     again: bool
     whole: bool
     faults: tuple[Fault, ...]
@@ -35,15 +54,16 @@ class Schedule:
         faults = ", ".join(
             f"{one.kind} at {100 * one.after[0]:.0f}% + {one.after[1]:.1f} s" for one in self.faults
         )
-        what = f"{self.node}{' again' * self.again}{' and on' * self.whole}"
+        what = f"{self.subject}{' again' * self.again}{' and on' * self.whole}"
         return f"seed {self.seed}: {what} on {self.storage}: {faults}"
 
 
-def draw(seed: int, nodes: list[str], kinds: list[str], can_mount: bool) -> Schedule:
+def draw(seed: int, subjects: dict[str, Subject], kinds: list[str], can_mount: bool) -> Schedule:
     """The schedule of a seed.
 
     Args:
-        nodes: one of which is to be made. kinds: of storage. can_mount: whether disks can be full.
+        subjects: one of which is to be made; kinds: of storage; can_mount: whether disks can be
+            full.
     """
     draws = random.Random(seed)
     storage = kinds[seed % len(kinds)]
@@ -53,6 +73,9 @@ def draw(seed: int, nodes: list[str], kinds: list[str], can_mount: bool) -> Sche
         for _ in range(draws.choice((1, 1, 2, 3)))
     ]
     faults.sort(key=lambda one: one.after[0])
-    node, again = draws.choice(nodes), draws.random() < 0.25
-    whole = not again and draws.random() < 0.2
-    return Schedule(seed, storage, node, again, whole, tuple(faults))
+    (name,) = draws.choices(list(subjects), [one.weight for one in subjects.values()])
+    again, whole = draws.random() < 0.25, draws.random() < 0.2
+    node = subjects[name].node
+    return Schedule(
+        seed, storage, name, again and bool(node), whole and not again and bool(node), tuple(faults)
+    )

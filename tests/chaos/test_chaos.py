@@ -7,7 +7,6 @@ import pytest
 from tests.chaos.arena import arena_in
 from tests.chaos.play import Play
 from tests.chaos.schedule import Fault, Schedule
-from tests.chaos.storage import manifests
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +24,9 @@ def play(arena, schedule):
         raise
 
 
-def one(storage, node, *faults, again=False):
+def one(storage, subject, *faults, again=False):
     timed = tuple(Fault(kind, after) for kind, after in faults)
-    return Schedule(0, storage, node, again, False, timed)
+    return Schedule(0, storage, subject, again, False, timed)
 
 
 # Ten of the fourteen kinds of faults, where they hurt most
@@ -54,7 +53,7 @@ def test_a_schedule_notices_what_is_not_as_it_must_be(arena):
     playing.run()
     playing.check()
     root = arena.storages["disk"].root
-    (folder,) = (name for name in manifests(root) if name == arena.plan.folders["tokens"])
+    (folder,) = arena.subjects["tokens"].made
     record, manifest = f"{folder}/shards/00001.json", f"{folder}/manifest.json"
     data = f"{folder}/{json.loads(root.read(record))['files']['ids.npy']['path']}"
     for path, old, new, message in (
