@@ -278,8 +278,11 @@ def _signal(process: int, number: signal.Signals) -> None:
 
 # What two runs of the same never share, how the work was cut into requests, and which of two nodes
 # that are the same made it
-PASSING = {"created", "seconds", "usage", "machine", "elapsed_seconds", "seconds_per_step",
-           "tokens_per_second", "peak_memory_gib", "requests", "prompt_tokens", "answer_tokens", "spent", "node", "encoder"}  # fmt: skip
+PASSING = {
+    "created", "seconds", "usage", "machine", "elapsed_seconds", "seconds_per_step",
+    "tokens_per_second", "peak_memory_gib", "requests", "prompt_tokens", "answer_tokens", "spent",
+    "node", "encoder",
+}  # fmt: skip
 
 
 def _lasting(manifest: dict[str, Any]) -> dict[str, Any]:
