@@ -21,12 +21,14 @@ from pipeline.plan.plan import make_plan
 from pipeline.recipe.read import dump_recipe
 from pipeline.report.differences import with_differences
 from pipeline.report.figures import Results, collect
+from pipeline.run.commits import commits_for
 from pipeline.run.metrics import RunMetrics
 from pipeline.run.runner import check_nodes, make_needed, run
 from pipeline.run.stopping import asked_by_signals
 from pipeline.run.work import NodeWork
 from pipeline.store.leases import Leases
 from stages.contract import NO_FIGURES
+from stages.encoder.hub import reading
 from stages.errors import Stopped, UserError
 from stages.packages import need
 from tune.assignment import Assignment, Member
@@ -273,6 +275,7 @@ class _Phases:
         if self._is_open:
             return
         plan = make_plan(self._search.recipe)
+        self._stack.enter_context(reading(commits_for(plan, plan.graph.values())))
         check_nodes(planned.node for planned in plan.nodes.values() if planned.to_do)
         self._out(f"{self._search.name}: starting Ray")
         from pipeline.run.session import ray_session

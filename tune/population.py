@@ -97,10 +97,10 @@ class MemberReports(Reports):
             share, score = f"{result['progress']:.0f}%", shown_score(result["value"])
             self._out(f"member {self._members[trial.trial_id]}: {share}  {score}  {values}")
 
-    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+    def completed(self, trial: Any) -> None:
         self._end(trial)
 
-    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+    def died(self, trial: Any) -> None:
         self._end(trial, {"reason": "its process died", "retryable": True})
 
     def _end(self, trial: Any, error: dict[str, Any] | None = None) -> None:

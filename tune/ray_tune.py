@@ -8,9 +8,10 @@ import logging
 import math
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from operator import attrgetter
 from typing import Any
 
@@ -26,6 +27,7 @@ from ray.tune.schedulers import (
 from ray.tune.search import Searcher
 
 from pipeline.run.board import start_board
+from stages.errors import StorageError, UserError
 from tune.actor import TrialActor
 from tune.assignment import Assignment
 from tune.definition import Search
@@ -109,7 +111,7 @@ def fit(
     search: Search,
     reservation: Reservation,
     scheduler: TrialScheduler,
-    reports: Callback,
+    reports: "Reports",
     asked: threading.Event,
     suggestions: Searcher | None = None,
     max_concurrent: int | None = None,
@@ -117,14 +119,18 @@ def fit(
 ) -> None:
     """Runs Tune to its end, with what is suggested or, for a population, its `param_space`.
 
-    Once it is `asked` to stop, trials save a checkpoint and end.
+    Once it is `asked` to stop, trials save a checkpoint and end; so they do where one that ended
+    cannot be written down.
+
+    Raises:
+        UserError: it cannot.
     """
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     root = search.store.root
     scratch = f"work/ray/tune-{search.name}"
     root.delete(scratch)  # of a search that was killed
     board = start_board()
-    asking = _Asking(asked, board)
+    asking = _Asking(lambda: asked.is_set() or reports.error is not None, board)
     trainable = tune.with_parameters(TrialActor, board=board)
     # a member's state must be where every machine can read it; nothing else is kept there
     tuner = tune.Tuner(
@@ -147,8 +153,13 @@ def fit(
     try:
         with _environment(QUIET_TUNE):
             tuner.fit()
-    finally:
-        root.delete(scratch)
+        if reports.error is not None:
+            raise reports.error
+    except BaseException:
+        with suppress(StorageError):  # what went wrong first is what is said
+            root.delete(scratch)
+        raise
+    root.delete(scratch)
 
 
 @contextmanager
@@ -193,12 +204,12 @@ class _Suggestions(NotSaved, Searcher):
 class _Asking(NotSaved, Callback, Stopper):
     """Hands the wish to stop on to the trials; ends Tune once none runs, whatever still waits."""
 
-    def __init__(self, asked: threading.Event, board: Any) -> None:
+    def __init__(self, asked: Callable[[], bool], board: Any) -> None:
         self._asked, self._board = asked, board
         self._told = self._idle = False
 
     def on_step_begin(self, iteration: int, trials: list[Any], **_: Any) -> None:
-        if not self._asked.is_set():
+        if not self._asked():
             return
         if not self._told:
             ray.get(self._board.stop.remote())
@@ -212,10 +223,14 @@ class _Asking(NotSaved, Callback, Stopper):
         return self._idle
 
 
-class Reports(NotSaved, Callback):
-    """Keeps the newest result of every running trial, and its curve."""
+class Reports(NotSaved, Callback, ABC):
+    """Keeps the newest result of every running trial, and its curve; writes down how trials end.
+
+    error: the first that could not be. Tune prints what a callback raises, and goes on.
+    """
 
     def __init__(self) -> None:
+        self.error: UserError | None = None
         self._last: dict[str, dict[str, Any]] = {}
         self._curves: dict[str, Curve] = {}
 
@@ -227,6 +242,26 @@ class Reports(NotSaved, Callback):
         if "value" in result:  # a point at that step or later is of a process that died
             curve[:] = [point for point in curve if point[0] < result["step"]]
             curve.append([result["step"], result["progress"], result["value"]])
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+        self._keep_error(self.completed, trial)
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+        self._keep_error(self.died, trial)
+
+    def _keep_error(self, write: Callable[[Any], None], trial: Any) -> None:
+        try:
+            write(trial)
+        except UserError as error:
+            self.error = self.error or error
+
+    @abstractmethod
+    def completed(self, trial: Any) -> None:
+        """A trial came to its end, whatever that is."""
+
+    @abstractmethod
+    def died(self, trial: Any) -> None:
+        """The process of a trial died, and Tune gave it up."""
 
     def pop(self, trial: Any) -> tuple[dict[str, Any], Curve]:
         """The last result and the curve of a trial that ended."""
@@ -247,7 +282,7 @@ class QueueReports(Reports):
         super().on_trial_result(iteration, trials, trial, result)
         self._queue.tell_result(_fingerprint(trial), result)
 
-    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+    def completed(self, trial: Any) -> None:
         last, curve = self.pop(trial)
         if "put_away" in last:
             self._queue.put_away(_fingerprint(trial))
@@ -268,8 +303,7 @@ class QueueReports(Reports):
             store.root.delete(assignment.work.scratch)
         self._end(trial, last, facts)
 
-    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
-        """The process of a trial died, and Tune gave it up."""
+    def died(self, trial: Any) -> None:
         fingerprint = _fingerprint(trial)
         # it does at once where a process dies while it gets its next trial (Ray 2.60)
         self._losses[fingerprint] += trial.run_metadata.num_failures

@@ -9,6 +9,7 @@ from pipeline.plan.graph import Node, build_graph
 from pipeline.store.artifacts import ArtifactStore
 from pipeline.store.history import last_settings
 from pipeline.store.manifest import Manifest, versions_here
+from stages.encoder.hub import cached_commit
 from stages.errors import UserError
 from stages.files import masked_uri
 from stages.recipe import Recipe
@@ -182,18 +183,24 @@ def _size(manifest: Manifest) -> str:
 
 
 def _other_versions(plan: Plan) -> list[str]:
-    """What is there and was made with other versions of packages; it stays as it is."""
-    here = versions_here()
+    """What is there and was made with other versions of packages, or other commits of the hub's
+    models; it stays as it is."""
+    here: dict[str, str | None] = {**versions_here()}
     made: dict[tuple[str, str], list[str]] = {}
     for name, one in plan.nodes.items():
-        for package, version in one.manifest.versions.items() if one.manifest else ():
-            if here.get(package, version) != version:
-                made.setdefault((package, version), []).append(name)
+        for what, version in one.manifest.versions.items() if one.manifest else ():
+            if what not in here:
+                model, _, revision = what.partition("@")
+                here[what] = cached_commit(model, revision)
+            if here[what] not in (version, None):
+                made.setdefault((what, version), []).append(name)
     return [
-        f"made with {package} {version}, and now {here[package]} is here: {names[0]}"
+        f"made with {what} {version}, and now {here[what]} is here: {names[0]}"
         + (f" and {len(names) - 1} more" if len(names) > 1 else "")
-        for (package, version), names in made.items()
-    ]
+        + ("; what is still to do reads the former; to read the latter, name it as `revision`"
+           if "@" in what else "")
+        for (what, version), names in made.items()
+    ]  # fmt: skip
 
 
 def plan_text(plan: Plan) -> str:

@@ -8,10 +8,12 @@ from pipeline.plan.graph import Node
 from pipeline.plan.plan import Plan, make_plan
 from pipeline.recipe.read import dump_recipe
 from pipeline.report.figures import collect
+from pipeline.run.commits import commits_for
 from pipeline.run.making import make
 from pipeline.run.pools import PoolSettings
 from pipeline.run.student import find_student, present_student
 from pipeline.store.history import start_record
+from stages.encoder.hub import reading
 from stages.errors import UserError
 from stages.recipe import Recipe
 
@@ -51,16 +53,17 @@ def run(
         present_student(plan, find_student(plan, collect(plan)))
         return False
     plan.store.check_writable()
-    check_nodes(wanted)
-    record = record_start(plan)
-    out(f"{recipe.name}: making {', '.join(node.name for node in wanted)}; starting Ray")
-    for warning in recipe.warnings():
-        out(f"warning: {warning}")
+    with reading(commits_for(plan, wanted, again)):
+        check_nodes(wanted)
+        record = record_start(plan)
+        out(f"{recipe.name}: making {', '.join(node.name for node in wanted)}; starting Ray")
+        for warning in recipe.warnings():
+            out(f"warning: {warning}")
 
-    from pipeline.run.session import ray_session
+        from pipeline.run.session import ray_session
 
-    with ray_session(address, out):
-        make(plan, wanted, again, out, pools, record)
+        with ray_session(address, out):
+            make(plan, wanted, again, out, pools, record)
     finish(plan, record)
     return True
 

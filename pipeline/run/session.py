@@ -11,6 +11,7 @@ from typing import Any
 
 from pipeline.run.stopping import signals_kept
 from pipeline.store.copies import LIMIT
+from stages.encoder.hub import COMMITS
 from stages.errors import UserError
 
 SIOCGIFADDR = 0x8915  # netdevice(7): the address of an interface
@@ -50,8 +51,9 @@ def ray_session(
         },
         "worker_process_setup_hook": "pipeline.run.session.meet_at_own_address",
     }
-    if LIMIT in os.environ:
-        environment["env_vars"][LIMIT] = os.environ[LIMIT]
+    for handed_on in (LIMIT, COMMITS):
+        if handed_on in os.environ:
+            environment["env_vars"][handed_on] = os.environ[handed_on]
     os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")
     address = address or os.environ.get("RAY_ADDRESS")
     if address is not None:

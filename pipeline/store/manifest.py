@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from pydantic import ConfigDict, TypeAdapter
 
+from stages.encoder.hub import models_in, named, settled
 from stages.text import clock
 
 # A field that is not known here is of a later version, which may mean more than can be read
@@ -135,13 +136,19 @@ def new_manifest(
         machine=f"{platform.machine()}, {os.cpu_count()} cores",
         recipe=recipe,
         usage=usage,
-        versions=versions_here(),
+        versions=versions_here() | _commits(node.identity),
     )  # fmt: skip
 
 
 def versions_here() -> dict[str, str]:
     """Of the packages that decide what is computed, as this process has them."""
     return {name: version(name) for name in ("sentray", "torch", "transformers", "ray")}
+
+
+def _commits(identity: dict[str, Any]) -> dict[str, str]:
+    """Of the hub's models, as this process reads them."""
+    read, wanted = settled(), {named(*model) for model in models_in(identity)}
+    return {name: read[name] for name in sorted(wanted & read.keys())}
 
 
 def read_manifest(data: bytes) -> Manifest:

@@ -4,7 +4,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stages.encoder.files import hub_folder, model_folder, read_json
+from stages.encoder.files import model_folder, read_json
+from stages.encoder.hub import hub_folder
 from stages.encoder.settings import EncoderSettings, ModelSettings
 from stages.errors import UserError
 
@@ -196,7 +197,7 @@ def described_in(settings: ModelSettings) -> Path:
     folder = model_folder(settings.model)
     if folder is not None:
         return folder
-    return hub_folder(settings.model, settings.revision, ["*.json"], ["onnx/*", "openvino/*"])
+    return hub_folder(settings.model, settings.commit, ["*.json"], ["onnx/*", "openvino/*"])
 
 
 def model_config(settings: ModelSettings) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def _weights_file(settings: EncoderSettings, name: str) -> Path:
         return folder / name
     from huggingface_hub import hf_hub_download
 
-    return Path(hf_hub_download(settings.model, name, revision=settings.revision))
+    return Path(hf_hub_download(settings.model, name, revision=settings.commit))
 
 
 def save_dense(modules: nn.Sequential, weights: dict[str, Tensor], folder: Path) -> list[str]:

@@ -92,35 +92,6 @@ def read_files(folder: Path) -> list[Path]:
     return list(dict.fromkeys(files))
 
 
-def hub_folder(
-    model: str, revision: str, wanted: list[str] | None = None, unwanted: list[str] | None = None
-) -> Path:
-    """The hub's cache of a model, these files of it fetched if they can be.
-
-    Raises:
-        UserError: it is not to be had.
-    """
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    error = "no model in its folder"
-    try:
-        found = Path(
-            snapshot_download(
-                model, revision=revision, allow_patterns=wanted, ignore_patterns=unwanted
-            )
-        )
-        if any((found / name).is_file() for name in ("modules.json", "config.json")):
-            return found
-    except (OSError, HfHubHTTPError, HFValidationError, ValueError) as raised:
-        error = type(raised).__name__
-    raise UserError(
-        f"model '{model}': not in the Hugging Face cache, and cannot be fetched from the hub "
-        f"({error}). Check the name and the network; offline, use a cached model, a local folder "
-        "or package:NAME."
-    )
-
-
 def read_json(file: Path) -> Any:
     """A JSON file's content, {} where there is none.
 

@@ -259,7 +259,7 @@ def load_pretrained(kind: Any, settings: ModelSettings, **options: Any) -> Any:
     with readable_errors(settings.model):
         return kind.from_pretrained(
             str(model_folder(settings.model) or settings.model),
-            revision=settings.revision,
+            revision=settings.commit,
             trust_remote_code=settings.trust_remote_code,
             use_safetensors=True,
             dtype=torch.float32,

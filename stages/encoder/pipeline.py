@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from stages.encoder.config import described_in, read_pipeline
-from stages.encoder.files import hub_folder, model_folder
+from stages.encoder.files import model_folder
+from stages.encoder.hub import hub_folder
 from stages.encoder.settings import EncoderSettings
 from stages.encoder.tokenizer import readable_errors
 from stages.errors import UserError
@@ -38,7 +39,7 @@ class PipelineEncoder:
 
         # without pickles, which would be read where a module has nothing else
         folder = model_folder(settings.model) or hub_folder(
-            settings.model, settings.revision, unwanted=UNWANTED
+            settings.model, settings.commit, unwanted=UNWANTED
         )
         with readable_errors(settings.model):
             self._model = SentenceTransformer(

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 
 from stages import content
 from stages.encoder.files import PACKAGE_PREFIX, model_folder, read_files
+from stages.encoder.hub import commit_of
 from stages.fields import RECIPE_PREFIX, ModelName
 from stages.kinds import Kind
 from stages.settings import Settings, added, execution
@@ -33,7 +34,9 @@ class ModelSettings(Settings):
         description="Hub id, local folder, package:NAME, or recipe:FILE.", min_length=1
     )
     revision: str = Field(
-        "main", description="Revision on the hub. Name a commit hash to pin the exact files."
+        "main",
+        description="Revision on the hub. A run settles on its commit, or on that of what is made "
+        "already; name a commit hash to pin it for good.",
     )
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
 
@@ -43,6 +46,11 @@ class ModelSettings(Settings):
         if not self.model.startswith(RECIPE_PREFIX):
             return None
         return self.model.removeprefix(RECIPE_PREFIX)
+
+    @property
+    def commit(self) -> str:
+        """What the hub is asked for."""
+        return commit_of(self.model, self.revision)
 
     def identity(self, where: str = "") -> dict[str, Any]:
         found = super().identity(where)

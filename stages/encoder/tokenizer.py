@@ -152,7 +152,7 @@ def load_tokenizer(settings: EncoderSettings) -> SentenceTokenizer:
     with readable_errors(settings.model):
         tokenizer = AutoTokenizer.from_pretrained(
             str(folder or settings.model),
-            revision=settings.revision,
+            revision=settings.commit,
             trust_remote_code=settings.trust_remote_code,
         )
     if len(tokenizer) <= len(tokenizer.all_special_tokens):

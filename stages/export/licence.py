@@ -80,6 +80,6 @@ def _card_of(settings: ModelSettings) -> Path | None:
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        return Path(hf_hub_download(settings.model, "README.md", revision=settings.revision))
+        return Path(hf_hub_download(settings.model, "README.md", revision=settings.commit))
     except (OSError, HfHubHTTPError, ValueError):
         return None  # no card, or no way to the hub: said as unknown

@@ -106,6 +106,6 @@ def _auto(kind: Any, model: ModelSettings) -> Any:
     with readable_errors(model.model):
         return kind.from_pretrained(
             str(model_folder(model.model) or model.model),
-            revision=model.revision,
+            revision=model.commit,
             trust_remote_code=model.trust_remote_code,
         )

@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from stages.encoder.config import position_offset
-from stages.encoder.files import READ, hub_folder, model_folder, read_files, read_json
+from stages.encoder.files import READ, model_folder, read_files, read_json
+from stages.encoder.hub import hub_folder
 from stages.encoder.settings import ModelSettings
 from stages.encoder.tokenizer import readable_errors
 from stages.errors import UserError
@@ -36,7 +37,7 @@ def whole_folder(settings: ModelSettings) -> Path:
         UserError: it is not to be had.
     """
     return model_folder(settings.model) or hub_folder(
-        settings.model, settings.revision, [*READ], ["onnx/*", "openvino/*"]
+        settings.model, settings.commit, [*READ], ["onnx/*", "openvino/*"]
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 from io import BytesIO
 
 import numpy as np
@@ -22,6 +23,7 @@ from stages.rows import unit_rows
 from stages.train.engine import cpu_copy
 from stages.train.settings import StudentSettings, check_widths
 from stages.train.student import save_encoder
+from tests.support.hub import put_on_hub
 from tests.support.models import make_model, make_sentences
 from tests.support.pipelines import (
     dense,
@@ -328,13 +330,7 @@ def hub(tmp_path, monkeypatch):
     """An empty cache of the Hugging Face hub; returns what puts a folder there under an id."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
 
-    def put(model, folder):
-        place = tmp_path / "hub" / f"models--{model.replace('/', '--')}"
-        (place / "refs").mkdir(parents=True)
-        (place / "refs" / "main").write_text("0" * 40)
-        shutil.copytree(folder, place / "snapshots" / ("0" * 40))
-
-    return put
+    return partial(put_on_hub, tmp_path / "hub")
 
 
 @pytest.mark.parametrize("way", ["mean", "max"])

@@ -1,0 +1,25 @@
+"""Which commits of the hub's models a run reads."""
+
+from collections.abc import Collection, Iterable
+
+from pipeline.plan.graph import Node
+from pipeline.plan.plan import Plan
+from stages.encoder.hub import models_in, named, settle
+
+
+def commits_for(plan: Plan, nodes: Iterable[Node], again: Collection[str] = ()) -> dict[str, str]:
+    """Commits for making these nodes: those that the plan's artifacts were made with, since theirs
+    must fit together; of models that none of them names, what the hub says now.
+
+    Args:
+        again: nodes whose artifacts are made again.
+
+    Raises:
+        UserError: a model is not to be had.
+    """
+    made: dict[str, str] = {}
+    for name, one in plan.nodes.items():
+        if one.manifest is not None and name not in again:
+            made |= one.manifest.versions
+    models = {named(*model): model for node in nodes for model in models_in(node.identity)}
+    return {name: made.get(name) or settle(*model) for name, model in sorted(models.items())}

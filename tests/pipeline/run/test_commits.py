@@ -1,0 +1,110 @@
+"""Models of the hub: a run reads one commit, whatever a revision becomes meanwhile."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from pipeline.plan.plan import make_plan, plan_text
+from pipeline.run.commits import commits_for
+from stages.encoder.hub import COMMITS, reading, settled
+from stages.encoder.model import load_for_inference
+from stages.encoder.settings import EncoderSettings
+from stages.errors import UserError
+from stages.recipe import Recipe
+from tests.support.here import make_here
+from tests.support.hub import put_on_hub
+from tests.support.models import make_model, make_sentences
+from tests.support.recipes import tiny, write_recipe
+
+OLD, NEW = "a" * 40, "b" * 40
+MODEL = "tiny/teacher"
+
+
+@pytest.fixture
+def place(tmp_path):
+    """Where the hub's cache is; and what `main` can be."""
+    for commit, seed in ((OLD, 1), (NEW, 2)):
+        make_model(tmp_path / commit, layers=1, width=48, seed=seed)
+    return tmp_path
+
+
+def move_main(place, commit):
+    put_on_hub(place / "hub", MODEL, place / commit, commit)
+
+
+def recipe_of(place, student_folder, **changes):
+    recipe = tiny(place, place / OLD, student_folder)
+    recipe["teachers"][0] |= {"model": MODEL} | changes
+    return recipe
+
+
+def vectors(model):
+    settings = EncoderSettings(model=model, pooling="mean", max_length=32)
+    return load_for_inference(settings).encode_unit(make_sentences(4))
+
+
+def test_what_is_made_later_reads_the_commit_of_what_is_there(place, student_folder, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(place / "hub"))
+    move_main(place, OLD)
+    recipe = Recipe.model_validate(recipe_of(place, student_folder))
+    plan = make_plan(recipe)
+    read = commits_for(plan, plan.graph.values())
+    assert read == {f"{MODEL}@main": OLD}
+    with reading(read):
+        make_here(recipe, "embed:t", "tokens")
+    plan = make_plan(recipe)
+    assert plan.nodes["embed:t"].manifest.versions[f"{MODEL}@main"] == OLD
+    assert f"{MODEL}@main" not in plan.nodes["tokens"].manifest.versions
+    assert "note:" not in plan_text(plan)
+
+    move_main(place, NEW)
+    plan = make_plan(recipe)
+    assert f"made with {MODEL}@main {OLD}, and now {NEW} is here: embed:t;" in plan_text(plan)
+    to_do = [one.node for one in plan.nodes.values() if one.to_do]
+    read = commits_for(plan, to_do)
+    assert read == {f"{MODEL}@main": OLD}
+    old, new = vectors(str(place / OLD)), vectors(str(place / NEW))
+    with reading(read):
+        np.testing.assert_array_equal(vectors(MODEL), old)
+    np.testing.assert_array_equal(vectors(MODEL), new)
+    assert np.abs(old - new).max() > 0.01
+    assert settled() == {} and COMMITS not in os.environ
+
+    again = commits_for(plan, [plan.graph["embed:t"]], again={"embed:t"})
+    assert again == {f"{MODEL}@main": NEW}
+
+
+def test_a_commit_is_one_already_and_no_model_is_said(place, student_folder, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(place / "hub"))
+    pinned = Recipe.model_validate(recipe_of(place, student_folder, revision=NEW))
+    plan = make_plan(pinned)
+    assert commits_for(plan, plan.graph.values()) == {f"{MODEL}@{NEW}": NEW}
+    plan = make_plan(Recipe.model_validate(recipe_of(place, student_folder)))
+    with pytest.raises(UserError, match=f"model '{MODEL}': not in the Hugging Face cache"):
+        commits_for(plan, plan.graph.values())
+
+
+@pytest.mark.thorough
+def test_workers_read_the_commit_that_the_run_has_settled_on(place, student_folder):
+    """A teacher is embedded, `main` moves, and its test runs on Ray."""
+    move_main(place, OLD)
+    file = write_recipe(place / "recipe.yaml", recipe_of(place, student_folder))
+    run = [sys.executable, "-m", "pipeline.cli", "run", file, "--only"]
+    environment = os.environ | {"HF_HUB_CACHE": str(place / "hub")}
+    scores = []
+    for storage, node in (("moved", "embed:t"), ("moved", "evaluate:t"), ("new", "evaluate:t")):
+        more = ["--set", f"storage={place / storage}"]
+        subprocess.run([*run, "sentences", *more], check=True, env=environment)
+        subprocess.run([*run, node, *more], check=True, env=environment)
+        if node == "embed:t":
+            move_main(place, NEW)
+            continue
+        (found,) = (place / storage).glob("evaluate/t-made-up-*/manifest.json")
+        manifest = json.loads(found.read_text())
+        scores.append((manifest["versions"][f"{MODEL}@main"], manifest["stats"]["measured"]))
+    assert [commit for commit, _ in scores] == [OLD, NEW]
+    assert scores[0][1] != scores[1][1]
