@@ -142,11 +142,7 @@ class Root:
         """Names (not paths) of what lies directly in `folder`; empty when there is no folder."""
         selector = pafs.FileSelector(self.path(folder), allow_not_found=True)
         found = self._asked(lambda: self.fs.get_file_info(selector))
-        return sorted(
-            info.base_name
-            for info in found
-            if not info.base_name.startswith((".tmp-", ".writable"))
-        )
+        return sorted(info.base_name for info in found if not half_written(info.base_name))
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Bytes of every file below `folder`, by its path inside it; one listing."""
@@ -315,6 +311,11 @@ class Root:
             raise  # not a failure of the storage: the caller says what it means
         except OSError as error:
             raise storage_error(self.uri, error) from error
+
+
+def half_written(name: str) -> bool:
+    """Whether a file of this name is one that its writer has not finished, or left behind."""
+    return name.startswith((".tmp-", ".writable"))
 
 
 @cache

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline.plan.plan import make_plan
+from pipeline.recipe.read import load_recipe
 from stages.encoder.model import load_for_inference
 from stages.encoder.settings import EncoderSettings
 from tests.support.command import made
@@ -54,7 +56,19 @@ def test_run_makes_everything_once_and_only_what_changed_again(sentray, tiny_rec
     change = "teachers.0.max_length=24"
     plan = sentray("plan", file, "--set", change)
     assert "stale because teachers[0].max_length was 32 and is 24" in plan
+    node = make_plan(load_recipe(file, [change])).nodes["embed:t"]
+    runs = Path(recipe["storage"])
+    left = [  # by attempts that were killed: while they wrote a shard, and with Ray Train's record
+        runs / node.folder / "shards/.tmp-00000.json-1a2b3c4d",
+        runs / "work/ray" / f"{node.node.fingerprint[:8]}-1" / "state",
+    ]
+    anothers = runs / "work/ray/00000000-1/state"
+    for place in (*left, anothers):
+        place.parent.mkdir(parents=True)
+        place.touch()
     sentray("run", file, "--set", change)
+    assert [place.exists() for place in (*left, anothers)] == [False, False, True]
+    anothers.unlink()
     kinds = {name.partition("/")[0] for name in made(recipe["storage"]).keys() - before.keys()}
     assert kinds == {"embed", "train", "evaluate", "export", "speed"}
     assert before.items() <= made(recipe["storage"]).items()

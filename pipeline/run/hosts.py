@@ -207,7 +207,7 @@ def _group(
     cores, gpus = int(where.cpus), where.gpus
     # Ray's own record of the run is scratch: checkpoints are ours (stages/train/checkpoint.py)
     root = work.root
-    scratch = f"work/ray/{work.node.fingerprint[:8]}-{time.time_ns()}"
+    scratch = f"{work.ray_scratch}-{time.time_ns()}"
     trainer = TorchTrainer(
         _make_in_group,
         train_loop_config={

@@ -171,6 +171,7 @@ class _Making:
         progress = self._progress
         for work in works:
             progress.of(work.name).started()
+            work.clear_dead()
             # not before: what goes wrong earlier must lose nothing
             if work.name in self._again or work.store.begun_again(work.folder):
                 work.root.delete(work.scratch)

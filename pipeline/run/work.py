@@ -19,7 +19,7 @@ from pipeline.store.leases import Watch
 from pipeline.store.manifest import NO_USAGE, ShardRecord, Usage, new_manifest
 from stages.contract import NO_FIGURES, Say, Shard
 from stages.errors import Stopped
-from stages.files import Root
+from stages.files import Root, half_written
 
 if TYPE_CHECKING:
     from pipeline.run.placement import Place
@@ -90,6 +90,11 @@ class NodeWork:
     @property
     def scratch(self) -> str:
         return f"work/{self.folder}"
+
+    @property
+    def ray_scratch(self) -> str:
+        """Where Ray keeps its own record of a training, but for what tells attempts apart."""
+        return f"work/ray/{self.node.fingerprint[:8]}"
 
     @property
     def lease(self) -> str:
@@ -192,6 +197,18 @@ class NodeWork:
 
     def begin_again(self) -> None:
         self.store.begin_again(self.folder)
+
+    def clear_dead(self) -> None:
+        """Removes what attempts that died have left and no other goes on with; for whoever holds
+        the lease, before anybody works."""
+        root = self.root
+        place, _, begins = self.ray_scratch.rpartition("/")
+        root.delete_all(f"{place}/{name}" for name in root.list(place) if name.startswith(begins))
+        root.delete_all(
+            f"{self.folder}/{path}"
+            for path in root.names(self.folder)
+            if half_written(path.rpartition("/")[2])
+        )
 
 
 def works_of(

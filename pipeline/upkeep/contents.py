@@ -9,7 +9,7 @@ from pipeline.store.artifacts import FINGERPRINTED, MANIFEST, ArtifactStore
 from pipeline.store.history import folders_of, newest_record
 from pipeline.store.leases import Seen, seen_leases
 from stages.errors import UserError
-from stages.files import Root
+from stages.files import Root, half_written
 
 # Folders of a root that hold no artifacts
 SCRATCH, LEASES, HISTORY, SEARCHES = "work", "leases", "history", "tune"
@@ -72,7 +72,7 @@ def contents(storage: str) -> Contents:
         parts = path.split("/")
         if parts[0] == STUDENTS:
             continue
-        if parts[-1].startswith((".tmp-", ".writable")):
+        if half_written(parts[-1]):
             found.torn[path] = num_bytes
         elif parts[0] == SCRATCH and len(parts) > 3:
             _add(found.scratch, parts[1:], num_bytes)
