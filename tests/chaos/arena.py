@@ -14,9 +14,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from pipeline.plan.plan import Plan, make_plan
 from pipeline.recipe.read import load_recipe
@@ -278,16 +280,15 @@ class Arena:
             _kill(node)
 
     def workers(self) -> list[int]:
-        """Processes of Ray that are at work."""
+        """Processes of this cluster that are at work."""
         found = []
-        for place in Path("/proc").iterdir():
-            if place.name.isdecimal():
-                try:
-                    title = (place / "cmdline").read_bytes().decode(errors="replace").strip("\0 ")
-                except OSError:
-                    continue
-                if title.startswith("ray::") and not title.endswith(NOT_AT_WORK):
-                    found.append(int(place.name))
+        for node in (self._cluster.head_node, self._second):
+            for started in node.all_processes["raylet"]:
+                with suppress(psutil.Error):  # it has just been killed
+                    for one in psutil.Process(started.process.pid).children(recursive=True):
+                        title = " ".join(one.cmdline()).strip()
+                        if title.startswith("ray::") and not title.endswith(NOT_AT_WORK):
+                            found.append(one.pid)
         return sorted(found)
 
     def a_worker(self, draws: random.Random) -> int | None:
