@@ -4,7 +4,7 @@ import json
 import time
 
 from cluster.findings import Finding, findings
-from cluster.jobs import check_ray, job_environment, start_job
+from cluster.jobs import check_ray, passed_variables, start_job
 from cluster.package import Package, add_sentray
 from cluster.probe import MARK
 from cluster.server import JobServer
@@ -34,7 +34,7 @@ def examine(server: JobServer, paths: list[str]) -> tuple[list[str], list[Findin
     if cluster.sentray == "sent":
         add_sentray(package)
     job_id = f"doctor-{user_name()}-{time.time_ns() // 10**6}"
-    start_job(server, job_id, package, job_environment(cluster), {}, lambda line: None)
+    start_job(server, job_id, package, passed_variables(cluster), {}, lambda line: None)
     _wait(server, job_id)
     log = server.get_job_logs(job_id)
     told = [line for line in log.splitlines() if line.startswith(MARK)]

@@ -15,6 +15,7 @@ from ray.job_submission import JobDetails
 from cluster.package import Package
 from cluster.server import JobServer, Unreachable, about
 from cluster.settings import ClusterSettings
+from pipeline.run.passed import PAD, VARIABLE, split
 from stages.errors import UserError
 from stages.text import clock, user_name
 
@@ -32,7 +33,7 @@ def submit(package: Package, server: JobServer, out: Out) -> str:
         UserError: the cluster cannot be asked, another Ray is there, a variable is not set, or the
             id is in use.
     """
-    environment = job_environment(server.cluster)
+    passed = passed_variables(server.cluster)
     digest = package.digest
     same = [job for job in server.ours() if about(job).get("digest") == digest]
     for job in same:
@@ -50,7 +51,7 @@ def submit(package: Package, server: JobServer, out: Out) -> str:
         "digest": digest,
     }
     try:
-        start_job(server, job_id, package, environment, metadata, out)
+        start_job(server, job_id, package, passed, metadata, out)
     except UserError:
         taken = server.job(job_id)
         if taken is None:
@@ -66,8 +67,8 @@ def submit(package: Package, server: JobServer, out: Out) -> str:
     return job_id
 
 
-def job_environment(cluster: ClusterSettings) -> dict[str, str]:
-    """Environment variables of a job.
+def passed_variables(cluster: ClusterSettings) -> dict[str, str]:
+    """Environment variables that a job gets from whoever submits it.
 
     Raises:
         UserError: one that is to be passed is not set.
@@ -77,10 +78,7 @@ def job_environment(cluster: ClusterSettings) -> dict[str, str]:
         raise UserError(
             f"pass_variables: not set here: {', '.join(unset)}; set them, or take them off the list"
         )
-    passed = {name: os.environ[name] for name in cluster.pass_variables}
-    # after Ray's 3 s a job would be killed in the middle of its checkpoint
-    waits = {"RAY_JOB_STOP_WAIT_TIME_S": str(cluster.stop_seconds)}
-    return cluster.variables | passed | waits
+    return {name: os.environ[name] for name in cluster.pass_variables}
 
 
 def check_ray(server: JobServer) -> None:
@@ -99,11 +97,16 @@ def start_job(
     server: JobServer,
     job_id: str,
     package: Package,
-    environment: dict[str, str],
+    passed: dict[str, str],
     metadata: dict[str, str],
     out: Out,
 ) -> None:
     """Uploads a package, whose size it tells first, and starts what is in it."""
+    # after Ray's 3 s a job would be killed in the middle of its checkpoint
+    waits = {"RAY_JOB_STOP_WAIT_TIME_S": str(server.cluster.stop_seconds)}
+    environment = server.cluster.variables | waits
+    if passed:
+        environment[VARIABLE], package.code[PAD] = split(passed)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "package.zip"
         package.write(file)

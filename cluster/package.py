@@ -1,6 +1,7 @@
 """What travels with a job: the resolved recipes, small files that they name, plug-ins, Sentray.
 
     start.py, job.json       what the head runs (cluster/start.py)
+    passed.pad               half of the variables that are passed (pipeline/run/passed.py)
     pools.yaml               which machines make which stages
     recipes/NAME.yaml        resolved; its storage is the cluster's
     files/1/sentences.txt    what a recipe names on this machine

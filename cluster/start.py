@@ -36,6 +36,7 @@ def main() -> None:
         sys.exit(2)
     for problem in problems:
         print(f"warning: {problem} (where the job was submitted)", flush=True)
+    importlib.import_module("pipeline.run.passed").take(Path.cwd())
     code = importlib.import_module(job["module"]).main(job["arguments"])
     importlib.import_module("pipeline.run.stopping").end_process(code)
 

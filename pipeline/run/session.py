@@ -7,8 +7,10 @@ import socket
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from pipeline.run.passed import take
 from pipeline.run.stopping import signals_kept
 from pipeline.store.copies import LIMIT
 from stages.encoder.hub import COMMITS
@@ -49,7 +51,7 @@ def ray_session(
             "RAY_AIR_NEW_OUTPUT": "0",
             "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", SPIN_COUNT),
         },
-        "worker_process_setup_hook": "pipeline.run.session.meet_at_own_address",
+        "worker_process_setup_hook": "pipeline.run.session.set_up_worker",
     }
     for handed_on in (LIMIT, COMMITS):
         if handed_on in os.environ:
@@ -84,8 +86,14 @@ def ray_session(
             ray.shutdown()
 
 
-def meet_at_own_address() -> None:
-    """Lets this process's gloo be found where Ray's node is, as every worker starts.
+def set_up_worker() -> None:
+    """What every worker does as it starts, in the folder of its job's package."""
+    take(Path.cwd())
+    _meet_at_own_address()
+
+
+def _meet_at_own_address() -> None:
+    """Lets this process's gloo be found where Ray's node is.
 
     Gloo would take the address of the machine's name, which many a system says is 127.0.1.1, and
     workers of other machines would look for it on themselves. NCCL looks at the interfaces itself.

@@ -14,7 +14,11 @@ import yaml
 from cluster.jobs import follow
 from cluster.server import JobServer
 from cluster.settings import load_cluster
+from stages.files import Root
+from tests.support.chat_server import ChatServer, Reply, rewrite_of
+from tests.support.nodes import HERE
 from tests.support.recipes import setting
+from tests.support.secrets import EXTRA, SECRET, chat, left_by
 
 
 def small(tiny_recipe, *overrides):
@@ -30,9 +34,24 @@ def made(out):
     return {line.split()[1] for line in out.splitlines() if line.endswith(" started")}
 
 
+@pytest.fixture
+def endpoint():
+    found = ChatServer(lambda sentence, *_: Reply(rewrite_of(sentence)), HERE)
+    yield found
+    found.stop()
+
+
 @pytest.mark.thorough
-def test_a_recipe_submitted_followed_and_pulled(lab, tiny_recipe, tmp_path):
-    out = lab("submit", small(tiny_recipe), "--cluster", "lab")
+def test_a_recipe_submitted_followed_and_pulled(
+    lab, tiny_recipe, tmp_path, cluster_file, monkeypatch, endpoint, nodes, s3
+):
+    """The first one asks an endpoint with a secret, which nobody can read anywhere."""
+    monkeypatch.setenv("GATEWAY_TOKEN", SECRET)
+    cluster_file(pass_variables=["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "GATEWAY_TOKEN"])
+    rewrites = setting("perturb", chat(base_url=endpoint.url, extra=EXTRA))
+    out = lab("submit", small(tiny_recipe, rewrites), "--cluster", "lab")
+    headers = {body["extra_headers"]["Authorization"] for body in endpoint.bodies}
+    assert headers == {f"Bearer {SECRET}"}
     assert "submitted tiny-" in out
     assert {"sentences", "embed:t", "train", "export"} <= made(out)
     assert "student after" in out
@@ -63,6 +82,16 @@ def test_a_recipe_submitted_followed_and_pulled(lab, tiny_recipe, tmp_path):
 
     model = SentenceTransformer(str(tmp_path / "pulled/tiny/student"))
     assert model.encode("A cat sleeps.").shape == (32,)
+    stored = Root(s3.format(tmp_path.name))
+    described = [job for job in JobServer(load_cluster("lab")).list_jobs() if job.runtime_env]
+    assert len(described) >= 3
+    assert not [job for job in described if "AWS_SECRET_ACCESS_KEY" in job.runtime_env["env_vars"]]
+    places = [
+        *left_by(tmp_path).values(), *left_by(nodes.folder).values(),
+        *left_by(nodes.of_ray(1)).values(), *stored.read_all(stored.names("")),
+        repr(described).encode(), out.encode(),
+    ]  # fmt: skip
+    assert len(places) > 100 and not [one for one in places if SECRET.encode() in one]
     lab("pull", "tiny", "--cluster", "lab")
     out = lab("pull", "tinny", "--cluster", "lab", code=2)
     assert "recipes run there: tiny" in out

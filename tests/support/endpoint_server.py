@@ -41,12 +41,15 @@ class EndpointServer(ABC):
         behave: takes what a request is about (`about`; something false: nothing, it is a probe),
             which of the requests about that it is (from 1) and the number of all requests so far,
             and returns what to do.
+        address: where it listens.
     """
 
     route: str
 
-    def __init__(self, behave: Callable[[Any, int, int], Reply]) -> None:
-        self.behave = behave
+    def __init__(
+        self, behave: Callable[[Any, int, int], Reply], address: str = "127.0.0.1"
+    ) -> None:
+        self.behave, self._address = behave, address
         self.arrivals: list[float] = []
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str] = []
@@ -67,10 +70,10 @@ class EndpointServer(ABC):
             app.router.add_post(f"/v1{self.route}", self._handle)
             runner = web.AppRunner(app, shutdown_timeout=0.1)
             await runner.setup()
-            site = web.TCPSite(runner, "127.0.0.1", 0)
+            site = web.TCPSite(runner, self._address, 0)
             await site.start()
             port = runner.addresses[0][1]
-            self.url = f"http://127.0.0.1:{port}/v1"
+            self.url = f"http://{self._address}:{port}/v1"
             ready.set()
             await self._stopping.wait()
             await runner.cleanup()

@@ -170,6 +170,10 @@ class Nodes:
             found.append(raw.replace(b"\0", b" ").decode(errors="replace").strip())
         return found
 
+    def of_ray(self, number: int) -> Path:
+        """A node's own /tmp/ray: logs, packages, sockets."""
+        return Path(f"/proc/{self._nodes[self._name(number)].pid}/root/tmp/ray")
+
     def log(self, number: int) -> str:
         return (self.folder / f"{self._name(number)}.log").read_text(errors="replace")
 
