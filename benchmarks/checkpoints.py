@@ -61,7 +61,7 @@ def main() -> None:
                 alone.append(seconds["none"])
                 for how, found in extra.items():
                     found.append(seconds[how] - seconds["none"])
-        (file,) = sorted(place.glob("storage/work/*/*/plain.safetensors"))[-1:]
+        (file,) = sorted(place.glob("storage/work/*/state.safetensors"))[-1:]
         interval = TrainSettings.model_fields["checkpoint_every_seconds"].get_default()
         print(f"{os.cpu_count()} cores, {torch.get_num_threads()} threads")
         print(

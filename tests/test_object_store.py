@@ -42,10 +42,10 @@ def test_artifacts_and_checkpoints_on_s3(bucket, tmp_path):
     checkpoints = Checkpoints(Root(bucket.format("unit")), "work/train")
     for step in (5, 10, 15):
         state = {"step": step, "layout": {"engine": "plain"}}
-        checkpoints.save(step, 0, partial(write_number, step), lambda: None, state)
+        checkpoints.save(step, partial(write_number, step), state)
     assert store.root.list("work/train") == ["step-000010", "step-000015"]
     newest = checkpoints.newest()
-    assert checkpoints.state(newest, {"engine": "plain"})["step"] == 15
+    assert checkpoints.state(newest)["step"] == 15
     found = []
     checkpoints.load(newest, lambda f: found.append((f / "w.bin").read_bytes()))
     assert found == [b"15"]

@@ -1,10 +1,10 @@
 """Checkpoints that a kill cannot spoil.
 
-Every worker writes its files under `step-000500-3f9a1c2b/`, whose last digits are the attempt's, so
-that a process that was thought dead cannot write into another's. After all workers have written,
-rank 0 writes `complete.json` there, last. A checkpoint without it does not exist. Ray Train's own
-registry is not used to resume: a report just before a kill can be lost (the newest complete folder
-cannot). The newest two are kept.
+The first worker writes the state under `step-000500-3f9a1c2b/`, whose last digits are the
+attempt's, so that a process that was thought dead cannot write into another's; and `complete.json`
+there, last. A checkpoint without it does not exist. Ray Train's own registry is not used to resume:
+a report just before a kill can be lost (the newest complete folder cannot). The newest two are
+kept.
 
     best-000400-3f9a1c2b/    the best weights so far, once for all checkpoints that have them
 """
@@ -20,7 +20,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from stages.errors import StorageError
 from stages.files import Root, understood
 
 MARKER = "complete.json"
@@ -59,31 +58,24 @@ class Checkpoints:
     def save(
         self,
         step: int,
-        rank: int,
         write: Callable[[Path], None],
-        barrier: Callable[[], None],
         state: dict[str, Any],
         best: tuple[int, dict[str, Tensor]] | None = None,
     ) -> None:
-        """Publishes the checkpoint of `step`; called by every worker.
+        """Publishes the checkpoint of `step`; called by the first worker.
 
         Args:
-            write: writes this worker's files into an empty local folder.
-            barrier: returns once every worker has called it.
-            state: small JSON state of the loop, the same on all workers.
-            best: the best weights so far and their step, on rank 0; written where they are new.
+            write: writes its files into an empty local folder.
+            state: small JSON state of the loop.
+            best: the best weights so far and their step; written where they are new.
         """
         name = self._name(Saved(step, self._attempt))
-        with self._root.filled_folder(f"{name}/rank-{rank}") as local:
+        with self._root.filled_folder(name) as local:
             write(local)
-        if rank == 0:
-            state = state | {"best": self._put_best(*best) if best else ""}
-            self._bests[step] = state["best"]
-        barrier()
-        if rank == 0:
-            self._root.write(f"{name}/{MARKER}", json.dumps(state).encode())
-            self._forget()
-        barrier()
+        state = state | {"best": self._put_best(*best) if best else ""}
+        self._bests[step] = state["best"]
+        self._root.write(f"{name}/{MARKER}", json.dumps(state).encode())
+        self._forget()
 
     def _put_best(self, step: int, weights: dict[str, Tensor]) -> str:
         """Where the best weights are stored, from now on or already."""
@@ -107,28 +99,21 @@ class Checkpoints:
         """The newest complete checkpoint; of step 0 when there is none."""
         return max(self._complete(), default=Saved(0, 0))
 
-    def state(self, saved: "Saved", layout: dict[str, Any]) -> dict[str, Any]:
+    def state(self, saved: "Saved") -> dict[str, Any]:
         """The loop's state at a complete checkpoint.
 
         Raises:
-            StorageError: it was written with another layout (engine, workers, ZeRO stage), or is
-                damaged.
+            StorageError: it is damaged.
         """
         name = f"{self._name(saved)}/{MARKER}"
         with understood(self._root.shown(name)):
             state: dict[str, Any] = json.loads(self._root.read(name))
             self._bests[saved.step] = str(state.pop("best"))
             state["layout"].items()
-        if state["layout"] != layout:
-            raise StorageError(
-                f"train: the unfinished training at step {saved.step} was run with "
-                f"{_readable(state['layout'])}; this run asks for {_readable(layout)}. Continue "
-                "it with the old settings, or start afresh with --force train."
-            )
         return state
 
     def load(self, saved: "Saved", read: Callable[[Path], None]) -> None:
-        """Hands all workers' files of a checkpoint, in one local folder, to `read`."""
+        """Hands a checkpoint's files, in a local folder, to `read`."""
         with tempfile.TemporaryDirectory() as local:
             self._root.get_folder(self._name(saved), Path(local))
             read(Path(local))
@@ -151,7 +136,3 @@ class Checkpoints:
         parts = [name.split("-") for name in names]
         found = [Saved(int(step), int((more or ["0"])[0], 16)) for _, step, *more in parts]
         return sorted(one for one in found if self._root.exists(f"{self._name(one)}/{MARKER}"))
-
-
-def _readable(layout: dict[str, Any]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in layout.items())

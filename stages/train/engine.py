@@ -7,30 +7,26 @@ its own rows; their *sum* is the gradient of the global loss).
 
 import os
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file
 from torch import Tensor
 
 from stages.encoder.model import Encoder
-from stages.train.checkpoint import write_tensors
 from stages.train.settings import TrainSettings
+from stages.train.state import MOMENTS, State, adamw_of, copied, set_adamw, tensors_of
 from stages.train.student import Student, Sums
 
 
 class Engine(Protocol):
-    """snapshots_last: what `snapshot` returns writes the state as it was then, at any time; else it
-    writes the present one, together with all other workers.
-    """
+    """snapshot: the whole state as it is now, for the first worker; all call it."""
 
     student: Student
     rank: int
     num_workers: int
-    snapshots_last: bool
 
     def forward(
         self,
@@ -40,8 +36,8 @@ class Engine(Protocol):
         factors: Sequence[Tensor] = (),
     ) -> tuple[Tensor, Sums]: ...
     def step(self, loss: Tensor, learning_rate: float) -> Tensor: ...
-    def snapshot(self) -> Callable[[Path], None]: ...
-    def load(self, folder: Path) -> None: ...
+    def snapshot(self) -> State | None: ...
+    def load(self, state: State) -> None: ...
     def encoder_weights(self) -> dict[str, Tensor]: ...
     def gather_rows(self, rows: Tensor) -> Tensor: ...
     def sum_over_workers(self, x: Tensor) -> Tensor: ...
@@ -54,7 +50,6 @@ class PlainEngine:
 
     rank = 0
     num_workers = 1
-    snapshots_last = True
 
     def __init__(self, student: Student, settings: TrainSettings) -> None:
         self.student = student
@@ -82,38 +77,15 @@ class PlainEngine:
         self.optimizer.zero_grad(set_to_none=True)
         return norm
 
-    def snapshot(self) -> Callable[[Path], None]:
-        """Weights and AdamW moments as they are now, copied to memory; what it returns writes them
-        as safetensors into a folder, at any time: nothing here is ever unpickled."""
-        tensors = {f"model.{k}": v for k, v in self._named().items()}
-        for number, parameter in enumerate(self._parameters):
-            for name, value in self.optimizer.state[parameter].items():
-                tensors[f"adamw.{number}.{name}"] = value.reshape(-1) if value.ndim == 0 else value
-        copies = {name: _copied(one) for name, one in tensors.items()}
-        return lambda folder: write_tensors(copies, folder / "plain.safetensors")
+    def snapshot(self) -> State:
+        weights = {name: copied(tensor) for name, tensor in tensors_of(self.student).items()}
+        return State(weights, adamw_of(self.optimizer, self._parameters))
 
-    def load(self, folder: Path) -> None:
-        tensors = load_file(folder / "plain.safetensors", device=str(self.student.encoder.device))
-        model = {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
+    def load(self, state: State) -> None:
         with torch.no_grad():
-            for name, tensor in self._named().items():
-                tensor.copy_(model[name])
-        state: dict[int, dict[str, Tensor]] = {}
-        for key, value in tensors.items():
-            if key.startswith("adamw."):
-                _, number, name = key.split(".")
-                kept = value.reshape(()) if name == "step" else value
-                state.setdefault(int(number), {})[name] = kept
-        # the file counts the student's parameters, the optimizer those of its groups
-        held = [p for group in self.optimizer.param_groups for p in group["params"]]
-        places = {id(parameter): place for place, parameter in enumerate(held)}
-        found = {places[id(self._parameters[number])]: one for number, one in state.items()}
-        groups = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({"state": found, "param_groups": groups})
-
-    def _named(self) -> dict[str, Tensor]:
-        """Parameters and buffers, each once: a tied one has two names in a state dict."""
-        return dict(self.student.named_parameters()) | dict(self.student.named_buffers())
+            for name, tensor in tensors_of(self.student).items():
+                tensor.copy_(state.weights[name])
+        set_adamw(self.optimizer, self._parameters, state.adamw)
 
     def encoder_weights(self) -> dict[str, Tensor]:
         return cpu_copy(self.student.encoder)
@@ -134,8 +106,6 @@ class PlainEngine:
 class DeepSpeedEngine:
     """ZeRO stages 0 to 3 in an initialised torch.distributed process group."""
 
-    snapshots_last = False
-
     def __init__(self, student: Student, settings: TrainSettings) -> None:
         import deepspeed
 
@@ -143,7 +113,7 @@ class DeepSpeedEngine:
         self.num_workers = dist.get_world_size()
         self.student = student
         self._stage = settings.zero_stage
-        parameters = [p for p in student.parameters() if p.requires_grad]
+        self._parameters = parameters = [p for p in student.parameters() if p.requires_grad]
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
             model=student,
             optimizer=adamw(parameters, settings),
@@ -185,20 +155,73 @@ class DeepSpeedEngine:
         self._engine.step()
         return torch.as_tensor(self._engine.get_global_grad_norm())
 
-    def snapshot(self) -> Callable[[Path], None]:
-        def write(folder: Path) -> None:
-            self._engine.save_checkpoint(str(folder), tag="state")
+    def snapshot(self) -> State | None:
+        state = State({}, {})
+        for name, tensor in tensors_of(self.student).items():
+            with self._whole(tensor):
+                if self.rank == 0:
+                    state.weights[name] = copied(tensor)
+        if self._stage == 0:
+            state.adamw.update(adamw_of(self._optimizer, self._parameters))
+        elif self._adamw.state:  # there from the first step on
+            from deepspeed.utils import safe_get_full_optimizer_state as get
 
-        return write
+            step = next(iter(self._adamw.state.values()))["step"]
+            for number, parameter in enumerate(self._parameters):
+                found = {name: get(parameter, name) for name in MOMENTS}
+                if self.rank == 0:
+                    state.adamw[number] = {
+                        name: copied(value) for name, value in ({"step": step} | found).items()
+                    }
+        return state if self.rank == 0 else None
 
-    def load(self, folder: Path) -> None:
-        tagged = folder / "state"
-        tagged.mkdir()
-        for file in folder.glob("*.pt"):
-            os.replace(file, tagged / file.name)
-        path, _ = self._engine.load_checkpoint(str(folder), tag="state")
-        if path is None:
-            raise RuntimeError(f"DeepSpeed could not load the checkpoint in {folder}")
+    def load(self, state: State) -> None:
+        import deepspeed
+
+        with torch.no_grad():
+            for name, tensor in tensors_of(self.student).items():
+                with self._whole(tensor, changed=True):
+                    tensor.copy_(state.weights[name])
+        if self._stage == 0:
+            set_adamw(self._optimizer, self._parameters, state.adamw)
+            return
+        for name, parameter in self.student.named_parameters():
+            if parameter.requires_grad:
+                deepspeed.utils.safe_set_full_fp32_param(parameter, state.weights[name])
+        if not state.adamw:
+            return
+        self._make_adamw(next(iter(state.adamw.values()))["step"])
+        for number, one in state.adamw.items():
+            parameter = self._parameters[number]
+            for name in MOMENTS:
+                deepspeed.utils.safe_set_full_optimizer_state(parameter, one[name], name)
+
+    def _whole(self, tensor: Tensor, changed: bool = False) -> AbstractContextManager[None]:
+        """Within it a tensor that ZeRO 3 has cut is whole; changes to it stay if that is asked."""
+        if self._stage < 3 or not hasattr(tensor, "ds_id"):
+            return nullcontext()
+        import deepspeed
+
+        found: AbstractContextManager[None] = deepspeed.zero.GatheredParameters(
+            [tensor], modifier_rank=0 if changed else None
+        )
+        return found
+
+    @property
+    def _adamw(self) -> torch.optim.Optimizer:
+        """Torch's, of this worker's share (ZeRO 1 to 3)."""
+        inner: torch.optim.Optimizer = self._optimizer.optimizer
+        return inner
+
+    def _make_adamw(self, step: Tensor) -> None:
+        """AdamW's state of this worker's share, which else is made by the first step."""
+        zero, cut = self._optimizer, self._stage == 3
+        shares = zero.fp32_partitioned_groups_flat if cut else zero.single_partition_of_fp32_groups
+        for share in shares:
+            moments = {name: torch.zeros_like(share) for name in MOMENTS}
+            self._adamw.state[share] = {"step": step.clone(), **moments}
+        if not cut:
+            zero._lazy_init_hp_params_optimizer_state()
 
     def encoder_weights(self) -> dict[str, Tensor]:
         encoder = self.student.encoder
@@ -256,11 +279,6 @@ def adamw(parameters: list[torch.nn.Parameter], settings: TrainSettings) -> torc
         vectors = [p for p in parameters if p.ndim <= 1]
         groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=settings.learning_rate, weight_decay=decay, fused=True)
-
-
-def _copied(tensor: Tensor) -> Tensor:
-    """In the CPU's memory, whatever becomes of the original."""
-    return tensor.detach().to("cpu", copy=True).contiguous()
 
 
 def cpu_copy(encoder: Encoder) -> dict[str, Tensor]:

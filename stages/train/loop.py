@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from stages.train.loss import total_loss
 from stages.train.objectives.base import Scores
 from stages.train.objectives.scores import cosines, mix_teachers, row_cosines
 from stages.train.settings import TrainSettings, batch_too_large
+from stages.train.state import read_state
 from stages.train.student import step_seed
 from stages.train.views import Batch, BatchReader, TrainingData
 
@@ -59,7 +59,7 @@ class Training:
         checkpoints: where it continues, and saves every `checkpoint_every_seconds`.
 
     Raises:
-        UserError: batch larger than the corpus, or a checkpoint of another layout.
+        UserError: batch larger than the corpus, or a checkpoint that cannot be read.
     """
 
     def __init__(
@@ -89,6 +89,8 @@ class Training:
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._saving: Future[None] | None = None
         self._saved_at = time.monotonic()
+        # the step at which it went on, and the layout of who had come so far
+        self.continued: tuple[int, dict[str, Any]] | None = None
         self.tokens, self.positions = 0, 0  # that this worker was fed since it began
         if checkpoints is not None:
             self.resume(checkpoints)
@@ -193,30 +195,28 @@ class Training:
         )
 
     def save(self, checkpoints: Checkpoints) -> None:
-        """Publishes a checkpoint of the present step."""
+        """Publishes a checkpoint of the present step; all call it, and return once it is there."""
         self._save_later(checkpoints)
         self.finish_saving()
+        self.engine.barrier()
 
     def _save_later(self, checkpoints: Checkpoints) -> None:
-        """Copies the present state and has it written while training goes on, if the engine can.
+        """Copies the present state and has it written while training goes on; all call it.
 
         Raises:
             StorageError: the checkpoint before this one could not be written.
         """
         self.finish_saving()
-        engine, progress = self.engine, self.progress
-        # as text and back: training goes on to change it
-        state = json.loads(json.dumps(vars(progress) | {"layout": engine.layout()}))
-        best = None if self._best is None else (progress.best_step, self._best)
-        write = partial(
-            checkpoints.save, progress.step, engine.rank, engine.snapshot(), engine.barrier, state,
-            best,
-        )  # fmt: skip
-        if engine.snapshots_last:
-            self._saving = self._writer.submit(write)
-        else:
-            write()
+        progress, snapshot = self.progress, self.engine.snapshot()
         self._saved_at = time.monotonic()
+        if snapshot is None:  # the first worker has it
+            return
+        # as text and back: training goes on to change it
+        state = json.loads(json.dumps(vars(progress) | {"layout": self.engine.layout()}))
+        best = None if self._best is None else (progress.best_step, self._best)
+        self._saving = self._writer.submit(
+            checkpoints.save, progress.step, snapshot.write, state, best
+        )
 
     def finish_saving(self) -> None:
         """Waits for the checkpoint that is being written.
@@ -229,7 +229,10 @@ class Training:
             self._saving = None
 
     def resume(self, checkpoints: Checkpoints) -> None:
-        """Goes on from the newest complete checkpoint, if there is one; before `rows`."""
+        """Goes on from the newest complete checkpoint, if there is one; before `rows`.
+
+        With other workers than wrote it the steps to come are not the same bit for bit.
+        """
         # rank 0 chooses for all: a network file system may show the others an older listing
         newest = checkpoints.newest() if self.engine.rank == 0 else Saved(0, 0)
         device = self.engine.student.encoder.device
@@ -237,9 +240,9 @@ class Training:
         saved = Saved(*chosen)
         if saved.step == 0:
             return
-        state = checkpoints.state(saved, self.engine.layout())
-        checkpoints.load(saved, self.engine.load)
-        state.pop("layout")
+        state, device = checkpoints.state(saved), self.engine.student.encoder.device
+        checkpoints.load(saved, lambda folder: self.engine.load(read_state(folder, device)))
+        self.continued = (saved.step, state.pop("layout"))
         self.progress, self._best = Progress(**state), checkpoints.best(saved)
 
     def _evaluate(self) -> dict[str, float]:

@@ -45,6 +45,8 @@ def train(stage: Train, work: Work) -> None:
     precision = stage.settings.precision
     if is_first and precision == "bfloat16" and not student.autocast:
         work.say(f"computed in {NOT_HERE.format(precision)}", important=True)
+    if is_first and training.continued is not None:
+        work.say(_continued(*training.continued, training.engine.layout()), important=True)
     for row in training.rows():
         if writer:
             writer.add(row)
@@ -141,6 +143,14 @@ def publish_training(work: Work, training: Training, **more: Any) -> None:
             work.count_tokens(training.tokens, training.positions)
             work.publish(stats | more, Path(local))
     engine.barrier()
+
+
+def _continued(step: int, before: dict[str, Any], now: dict[str, Any]) -> str:
+    text = f"goes on after step {step:,}"
+    if before == now:
+        return text
+    was, other = (", ".join(f"{key} {one[key]}" for key in one) for one in (before, now))
+    return f"{text}, which {was} came to; with {other} what follows is not the same bit for bit"
 
 
 def _training_line(row: dict[str, Any]) -> str:

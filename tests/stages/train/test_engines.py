@@ -17,10 +17,13 @@ from safetensors.torch import load_file, save_file
 from stages.embed.embedder import Embedder
 from stages.encoder.settings import EncoderSettings
 from stages.evaluate.sets import StsSettings, load_sts
+from stages.files import Root
 from stages.ranks.corpus import Ranker
 from stages.rows import OwnedRows
 from stages.tokens.negation import Negator
+from stages.train.checkpoint import Checkpoints
 from stages.train.engine import DeepSpeedEngine, PlainEngine
+from stages.train.loop import Training
 from stages.train.settings import StudentSettings, TrainSettings
 from stages.train.student import build_student
 from stages.train.views import TrainingData
@@ -36,6 +39,12 @@ LAYOUTS = {
     "every method": [(2, 0), (2, 3)],
     "vectors": [(2, 0), (2, 3)],
 }
+# Who trains the first half, and who goes on: ZeRO stages of two workers, or the plain engine
+HANDED_ON = [
+    (0, 0), (1, 1), (2, 2), (3, 3), (0, 3), (3, 1), (1, 2), (2, 0), ("plain", 0), ("plain", 1),
+    ("plain", 3), (0, "plain"), (2, "plain"), (3, "plain"),
+]  # fmt: skip
+HALF = 3
 
 
 def settings_of(case, folder, zero_stage=None):
@@ -123,14 +132,34 @@ def data_of(case, folder):
     return TrainingData(factors=factors, teacher_weights=weights, **whole)
 
 
-def trained(case, folder, engine_class, zero_stage=None):
-    """Metric rows and weights of a training on this worker."""
+def trained(case, folder, engine_class, zero_stage=None, place=None, until=None):
+    """Metric rows and weights of a training on this worker.
+
+    Args:
+        place: of its checkpoints. until: the step after which it ends, with a checkpoint.
+    """
     student, settings = settings_of(case, folder, zero_stage)
     data = data_of(case, folder)
     teachers = list(zip(data.factors, data.teacher_weights, strict=True))
     built = build_student(student, settings.objectives, settings.seed, False, teachers)
-    result = train(engine_class(built, settings), settings, data)
+    engine = engine_class(built, settings)
+    if place is None:
+        result = train(engine, settings, data)
+    else:
+        checkpoints = Checkpoints(Root(str(place)), "work")
+        training = Training(engine, settings, data, checkpoints)
+        for row in training.rows():
+            if row["step"] == until:
+                training.save(checkpoints)
+                return None
+        result = training.trained
     return result.progress.history, result.weights
+
+
+def keep(name, out, result):
+    rows, weights = result
+    save_file({k: x.contiguous() for k, x in weights.items()}, out / f"{name}.weights")
+    (out / f"{name}.json").write_text(json.dumps(rows))
 
 
 def worker(rank, num_workers, folder, out):
@@ -147,11 +176,17 @@ def worker(rank, num_workers, folder, out):
         for workers, zero_stage in layouts:
             if workers != num_workers:
                 continue
-            rows, weights = trained(case, folder, DeepSpeedEngine, zero_stage)
+            result = trained(case, folder, DeepSpeedEngine, zero_stage)
             if rank == 0:
-                name = f"{case}-{workers}-{zero_stage}"
-                save_file({k: x.contiguous() for k, x in weights.items()}, out / f"{name}.weights")
-                (out / f"{name}.json").write_text(json.dumps(rows))
+                keep(f"{case}-{workers}-{zero_stage}", out, result)
+    for first, second in HANDED_ON if num_workers == 2 else ():
+        place = out / f"{first}-{second}"
+        if first != "plain":
+            trained("two teachers", folder, DeepSpeedEngine, first, place, HALF)
+        if second != "plain":
+            result = trained("two teachers", folder, DeepSpeedEngine, second, place)
+            if rank == 0:
+                keep(place.name, out, result)
     torch.distributed.destroy_process_group()
 
 
@@ -159,6 +194,9 @@ def worker(rank, num_workers, folder, out):
 def out(folder, tmp_path_factory):
     """A folder with the results of all combinations."""
     out = tmp_path_factory.mktemp("results")
+    for first, second in HANDED_ON:
+        if first == "plain":
+            trained("two teachers", folder, PlainEngine, None, out / f"{first}-{second}", HALF)
     context = multiprocessing.get_context("spawn")
     with pytest.MonkeyPatch.context() as patch:
         # DeepSpeed compiles an operator at its first start and looks for ninja on the PATH
@@ -209,3 +247,27 @@ def test_workers_and_zero_stages_agree_with_the_plain_engine(
         # scales up to full steps.
         if not name.endswith("key.bias"):
             np.testing.assert_allclose(weight, expected_weights[name], atol=atol, err_msg=name)
+
+
+@pytest.mark.parametrize(("first", "second"), HANDED_ON)
+def test_a_training_goes_on_with_others(folder, out, plain, first, second):
+    """Half by one, half by another: as by the second alone, bit for bit where both are alike."""
+    name = f"{first}-{second}"
+    if second == "plain":
+        keep(name, out, trained("two teachers", folder, PlainEngine, None, out / name))
+    rows, weights = (
+        json.loads((out / f"{name}.json").read_text()),
+        load_file(out / f"{name}.weights"),
+    )
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    if first == second:
+        undisturbed = load_file(out / f"two teachers-2-{second}.weights")
+        assert all(np.array_equal(weights[key], undisturbed[key]) for key in undisturbed)
+        return
+    expected, expected_weights = plain["two teachers"]
+    for key in ("loss", "gradient_norm"):
+        figures, wanted = ([row[key] for row in found] for found in (rows, expected))
+        np.testing.assert_allclose(figures, wanted, rtol=1e-5, atol=1e-5)
+    for key, weight in expected_weights.items():
+        if not key.endswith("key.bias"):
+            np.testing.assert_allclose(weights[key], weight, atol=1e-5, err_msg=key)
