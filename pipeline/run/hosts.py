@@ -7,8 +7,10 @@ checkpoints, so a worker that dies costs its open shard, or the steps since its 
 
 import errno
 import os
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +19,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.run.board import LEAVING, begin, poster, stop_of, wait_until_told
 from pipeline.run.meter import Meter
-from pipeline.run.placement import Place, assigned_cores, place_of, use_assigned_cores
+from pipeline.run.placement import (
+    Place,
+    assigned_cores,
+    place_of,
+    room_for,
+    use_assigned_cores,
+)
 from pipeline.run.progress import NodeProgress
 from pipeline.run.rows import make_rows
 from pipeline.run.work import NodeWork
@@ -25,6 +33,10 @@ from pipeline.store.copies import used_meanwhile
 from stages.contract import RowWise, Say, Workers
 from stages.errors import Stopped, UserError
 from stages.plugins import plugin_version
+
+# How often a training's driver looks whether its workers have room; Ray takes up to half a minute
+# to notice that a machine is gone.
+SECONDS_BETWEEN_LOOKS = 10.0
 
 
 def make_nodes(
@@ -169,8 +181,8 @@ def make_on_workers(
 ) -> None:
     """Runs `make` on every training worker; grouped ones find each other through Ray Train.
 
-    When machines leave with notice it goes on from the checkpoint; where there is no room without
-    them, it waits for others.
+    When machines leave with notice, or are lost, it goes on from the checkpoint; where there is no
+    room without them, it waits for others and says so.
 
     Raises:
         Stopped: the board asked for it.
@@ -179,7 +191,8 @@ def make_on_workers(
 
     def make_once() -> None:
         if workers.grouped:
-            _group(work, where, workers, board, make)
+            with _watched_room(work, where, workers, say):
+                _group(work, where, workers, board, make)
         else:
             _task(_make_there, _options(work, where), [work], board)
 
@@ -196,6 +209,37 @@ def _also_elsewhere(make: Callable[[], None], node: str, board: Any, say: Say) -
                 raise
             ray.get(board.forget.remote(node))
             say(LEAVING, important=True)
+
+
+@contextmanager
+def _watched_room(work: NodeWork, where: Place, workers: Workers, say: Say) -> Iterator[None]:
+    """Says it when the workers do not fit on the machines that are there: Ray waits without a word,
+    for as long as it takes."""
+    over = threading.Event()
+
+    def watch() -> None:
+        told = False
+        while not over.wait(SECONDS_BETWEEN_LOOKS):
+            room = room_for(work, where)
+            if room >= workers.count:
+                told = False
+            elif not told:
+                told = True
+                say(
+                    f"waits for machines: there is room for {room} of {workers.count} workers of "
+                    f"{where.cpus:g} core(s) and {where.gpus:g} GPU(s); it goes on from its last "
+                    "checkpoint. It goes on with fewer, too: end this run and start it again with "
+                    "another train.num_workers",
+                    important=True,
+                )
+
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watching.join()
 
 
 def _group(

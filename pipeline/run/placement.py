@@ -139,6 +139,14 @@ def place_of(work: NodeWork) -> Place:
         return work.at_start
 
 
+def room_for(work: NodeWork, where: Place) -> int:
+    """How many processes of that size fit on the machines that are there, or may be started."""
+    try:
+        return machines_for(work.node.stage, work.name, work.pools).fitting(where.cpus, where.gpus)
+    except UserError:  # its pool has none
+        return 0
+
+
 def use_assigned_cores() -> None:
     """As many torch threads as Ray gave this process cores, and no GPU that it did not give."""
     import ray

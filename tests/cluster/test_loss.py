@@ -149,8 +149,8 @@ def checkpoints(root):
 
 
 def test_two_training_workers_lose_a_machine(lab, nodes, root, recipe, tmp_path, sentray):
-    """One DeepSpeed worker on each; the lost machine is replaced by another, training goes on
-    there, and the student is the same."""
+    """One DeepSpeed worker on each; the lost machine is missed aloud, replaced by another, training
+    goes on there, and the student is the same."""
     whole = recipe(
         "train.num_workers=2", "train.cpus_per_worker=1", "train.zero_stage=2",
         "train.max_steps=40", "teachers.0.similarity=cosine",
@@ -159,9 +159,12 @@ def test_two_training_workers_lose_a_machine(lab, nodes, root, recipe, tmp_path,
     job = submitted(lab)
     until(lambda: checkpoints(root))
     nodes.kill(2)
+    server = JobServer(load_cluster("lab"))
+    until(lambda: "there is room for 1 of 2 workers of 1 core(s)" in server.get_job_logs(job))
     nodes.start_worker(3)
     out = lab("jobs", "logs", job, "--cluster", "lab")
     nodes.tidy()
+    assert "goes on after step" in out
     assert "train             done in" in out
     file = sentray.recipe_file(whole | {"storage": str(tmp_path / "undisturbed")})
     sentray("run", file)
