@@ -12,6 +12,10 @@ class StorageError(UserError):
     """What is stored cannot be read or written; the settings may be tried again."""
 
 
+class StorageSilent(StorageError):
+    """A store has not answered for as long as a process was patient; it may later."""
+
+
 class Stopped(UserError):
     """The run was asked to end, and what can be kept of its work has been put away."""
 

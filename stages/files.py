@@ -21,9 +21,9 @@ from typing import Any, BinaryIO, TypeVar
 import pyarrow as pa
 from pyarrow import fs as pafs
 
-from stages.errors import StorageError, UserError
+from stages.errors import StorageError, StorageSilent, UserError
 from stages.object_store import NoConditionalWrites, create_object, read_object
-from stages.patience import Patience
+from stages.patience import Patience, Silent
 from stages.plain import shortened
 
 T = TypeVar("T")
@@ -349,7 +349,8 @@ def storage_error(uri: str, error: OSError) -> StorageError:
             "free some space and run again to continue."
         )
     reason = (str(error).splitlines() or [type(error).__name__])[0]
-    return StorageError(
+    kind = StorageSilent if isinstance(error, Silent) else StorageError
+    return kind(
         f"storage '{uri}': cannot be read or written ({reason}). Check the address, the rights "
         "and, for object stores, the credentials in the environment."
     )

@@ -35,6 +35,10 @@ def is_transient(error: Exception) -> bool:
     return not isinstance(error, FileNotFoundError) and bool(TRANSIENT.search(str(error)))
 
 
+class Silent(OSError):
+    """The last answer of a store that patience has not helped with."""
+
+
 class Patience:
     """Makes requests to one store, each as long as it takes.
 
@@ -50,7 +54,8 @@ class Patience:
         """The answer. A request must be one that does no harm when it is made twice.
 
         Raises:
-            OSError: what the store answered last, once patience is at its end.
+            Silent: patience is at its end; with what the store answered last.
+            OSError: an answer that patience would not change.
         """
         began, pause, told = time.monotonic(), LEAST_PAUSE, False
         while True:
@@ -58,8 +63,10 @@ class Patience:
                 answer = request()
             except OSError as error:
                 waited = time.monotonic() - began
-                if not is_transient(error) or waited > self._seconds():
+                if not is_transient(error):
                     raise
+                if waited > self._seconds():
+                    raise Silent(str(error)) from error
                 if not told:
                     self._say(f"does not answer ({str(error).splitlines()[0][:200]}); "
                               f"trying for up to {self._seconds():.0f} s")  # fmt: skip

@@ -2,6 +2,7 @@
 
 import io
 import random
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,7 +11,7 @@ import pytest
 from pipeline.store.artifacts import ArtifactStore
 from pipeline.store.manifest import shard_line
 from stages import files
-from stages.errors import StorageError
+from stages.errors import StorageError, StorageSilent
 from stages.files import Root
 from stages.patience import VARIABLE, Patience, is_transient
 from tests.pipeline.store.test_artifacts import publish
@@ -135,8 +136,41 @@ def test_patience_has_an_end(faulty, monkeypatch):
     root.write("a", b"1")
     monkeypatch.setenv(VARIABLE, "0")
     faulty.fault = lambda number, method, path: "slow_down"
-    with pytest.raises(StorageError, match="cannot be read or written .*SLOW_?DOWN|503"):
+    with pytest.raises(StorageSilent, match="cannot be read or written .*SLOW_?DOWN|503"):
         root.read("a")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("failures", "code"), [(1, 0), (2, 2)])
+def test_a_store_that_is_silent_beyond_patience_costs_a_restart(
+    faulty, sentray, tiny_recipe, monkeypatch, failures, code
+):
+    """From the first factors on, until the run begins again; or longer than it may."""
+    monkeypatch.setenv(VARIABLE, "0")
+    recipe = tiny_recipe("train.max_failures=1", "sentences.rows_per_shard=50")
+    recipe["storage"] = faulty.root.format(f"silent-{failures}")
+    file = sentray.recipe_file(recipe)
+    sentray("run", file, "--only", "sentences")
+    silent = threading.Event()
+
+    def fault(number, method, path):
+        if method == "PUT" and "/embed/" in path and "factors" in path and not healed.is_set():
+            silent.set()
+        return "error" if silent.is_set() else None
+
+    healed = threading.Event()
+    faulty.fault = fault
+    process = sentray.start("run", file, "--only", "embed")
+    for line in process.stdout:
+        if "Begins again with what is lacking (1 of 1)" in line and failures == 1:
+            healed.set()
+            silent.clear()
+    assert process.wait() == code, process.stderr.read()
+    assert silent.is_set() == (code == 2)
+    silent.clear()
+    healed.set()
+    out = sentray("plan", file)
+    assert ("= embed:t" in out) == (code == 0)
 
 
 def test_leases_are_not_given_up_for_an_outage(faulty, monkeypatch):

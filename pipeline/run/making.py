@@ -24,7 +24,7 @@ from pipeline.run.work import NodeWork, works_of
 from pipeline.store.copies import used_meanwhile
 from pipeline.store.leases import Lease, Leases, run_lease
 from stages.builtin import BUILTIN
-from stages.errors import Stopped
+from stages.errors import Stopped, StorageSilent
 from stages.plugins import load_extensions
 
 
@@ -104,9 +104,23 @@ class _Making:
             self._check_rows(root)
 
     def make_batch(self, batch: list[Node]) -> None:
-        """Makes nodes that share what they load, or waits until another run has."""
-        while not self._attempt(batch):
-            pass
+        """Makes nodes that share what they load, or waits until another run has.
+
+        Storage that does not answer, however patient its users were, counts as a lost worker does:
+        what is lacking is begun again, `train.max_failures` times.
+        """
+        failures, most = 0, max(node.retries for node in batch)
+        while True:
+            try:
+                if self._attempt(batch):
+                    break
+            except StorageSilent as error:
+                failures += 1
+                if failures > most:
+                    raise
+                for node in batch:
+                    text = f"{error} Begins again with what is lacking ({failures} of {most})."
+                    self._progress.of(node.name)(text, important=True)
         for node in batch:
             if not node.inputs:
                 self._check_rows(node.name)

@@ -19,7 +19,7 @@ from pipeline.run.work import NodeWork
 from pipeline.store.copies import used_meanwhile
 from pipeline.store.manifest import NO_USAGE, Usage, shard_line
 from stages.contract import RowWise, Shard
-from stages.errors import Stopped, UserError
+from stages.errors import Stopped, StorageSilent, UserError
 from stages.text import clock
 
 # Ray's own failures, not the user's code's.
@@ -104,14 +104,21 @@ class ShardActor:
         except Stopped:
             return _answer(number, 0, usage, STOPPED)
         except UserError as error:
-            return _answer(number, 0, usage, str(error))
+            silent = isinstance(error, StorageSilent)
+            return _answer(number, 0, usage, str(error), silent=silent)
 
 
 def _answer(
-    number: int, rows: int, usage: Usage, error: str = "", record: bytes = b""
+    number: int,
+    rows: int,
+    usage: Usage,
+    error: str = "",
+    record: bytes = b"",
+    silent: bool = False,
 ) -> dict[str, Any]:
-    """A row of Ray Data's; record: a finished shard's line."""
-    return {"shard": number, "rows": rows, "error": error, "record": record} | asdict(usage)
+    """A row of Ray Data's; record: a finished shard's line; silent: the error is StorageSilent."""
+    told = {"shard": number, "rows": rows, "error": error, "record": record, "silent": silent}
+    return told | asdict(usage)
 
 
 class Segments:
@@ -203,7 +210,7 @@ def _make_missing(
                 stopped = True
                 continue
             if result["error"]:
-                raise UserError(result["error"])
+                raise (StorageSilent if result["silent"] else UserError)(result["error"])
             segments.add(result["record"])
             usage = Usage(*(result[field.name] for field in fields(Usage)))
             rows, taken = rows + result["rows"], taken + usage

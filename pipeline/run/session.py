@@ -13,6 +13,7 @@ from typing import Any
 from pipeline.run.passed import take
 from pipeline.run.stopping import signals_kept
 from pipeline.store.copies import LIMIT
+from stages import patience
 from stages.encoder.hub import COMMITS
 from stages.errors import UserError
 
@@ -53,7 +54,7 @@ def ray_session(
         },
         "worker_process_setup_hook": "pipeline.run.session.set_up_worker",
     }
-    for handed_on in (LIMIT, COMMITS):
+    for handed_on in (LIMIT, COMMITS, patience.VARIABLE):
         if handed_on in os.environ:
             environment["env_vars"][handed_on] = os.environ[handed_on]
     os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")
