@@ -71,14 +71,19 @@ def digest(file: Path) -> str:
     return _digest(file.resolve(), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
 
 
+def sha256_of(file: Path) -> str:
+    """SHA-256 (hex) of a file's content, read a piece at a time."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
 @cache  # an encoder's files are asked for once for each of its nodes
 def _digest(file: Path, *state: int) -> str:
     key = hashlib.sha256("|".join(map(str, (file, *state))).encode()).hexdigest()
     remembered = cache_folder() / "digests" / f"{key}.json"
     with suppress(OSError, ValueError, KeyError, TypeError):  # damaged: it is hashed again
         return str(json.loads(remembered.read_text())["sha256"])
-    with file.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    found = sha256_of(file)
     with suppress(StorageError):  # without a cache it is only hashed again
         Root(str(remembered.parent)).write(remembered.name, json.dumps({"sha256": found}).encode())
     return found

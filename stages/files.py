@@ -1,10 +1,12 @@
 """Reading and writing under a storage root: a local path, `s3://` or `gs://`, the same code.
 
 A file appears whole or not at all. Locally that is write-aside, fsync, rename; object stores
-publish an object only when its upload is closed, so the bytes are complete before it starts.
+publish an object only when its upload is closed. Files that hold many are complete by a marker that
+is written after them.
 """
 
 import errno
+import io
 import os
 import re
 import shutil
@@ -14,7 +16,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -29,6 +31,8 @@ from stages.plain import shortened
 T = TypeVar("T")
 
 REQUESTS_AT_ONCE = 16
+# Of a file that is copied, in memory at once
+PIECE_BYTES = 1 << 20
 
 # user:password@ in front of a bucket or host; the password may contain slashes and more @.
 CREDENTIALS = re.compile(r"^([\w+.-]+:/+)(?:[^/@?]*:.*@|[^/@?]*@)")
@@ -181,14 +185,19 @@ class Root:
         Raises:
             UserError: the place cannot be written, or the disk is full; nothing is left behind.
         """
+        self._put(name, lambda: io.BytesIO(data))
+
+    def _put(self, name: str, source: Callable[[], BinaryIO]) -> None:
+        """Writes what a stream gives, a piece at a time; `source` opens it, for every try anew."""
         path = self.path(name)
 
         def write() -> None:
-            if self.is_local:
-                _write_local(path, data)
-                return
-            with self.fs.open_output_stream(path) as stream:
-                stream.write(data)
+            with source() as given:
+                if self.is_local:
+                    _write_local(path, given)
+                    return
+                with self.fs.open_output_stream(path) as stream:
+                    shutil.copyfileobj(given, stream, PIECE_BYTES)
 
         try:
             self._asked(write)
@@ -225,7 +234,7 @@ class Root:
     def put_folder(self, local: Path, name: str) -> None:
         """Copies the files of a local folder to `name`; whoever reads it needs a marker file."""
         for file in sorted(path for path in local.rglob("*") if path.is_file()):
-            self.write(f"{name}/{file.relative_to(local).as_posix()}", file.read_bytes())
+            self._put(f"{name}/{file.relative_to(local).as_posix()}", partial(_opened, file))
 
     @contextmanager
     def filled_folder(self, name: str) -> Iterator[Path]:
@@ -268,7 +277,7 @@ class Root:
                 stream = self.fs.open_input_file(self.path(name))
                 stream.seek(offset)
             try:
-                return bytes(stream.read(1 << 20))
+                return bytes(stream.read(PIECE_BYTES))
             except OSError:
                 stream = None
                 raise
@@ -324,13 +333,17 @@ def _patience_of(uri: str) -> Patience:
     return Patience(masked_uri(uri).partition("?")[0])
 
 
-def _write_local(path: str, data: bytes) -> None:
+def _opened(file: Path) -> BinaryIO:
+    return file.open("rb")
+
+
+def _write_local(path: str, given: BinaryIO) -> None:
     folder, name = os.path.split(path)
     os.makedirs(folder, exist_ok=True)
     aside = f"{folder}/.tmp-{name}-{uuid.uuid4().hex[:8]}"
     try:
         with open(aside, "wb") as file:
-            file.write(data)
+            shutil.copyfileobj(given, file, PIECE_BYTES)
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
@@ -338,6 +351,15 @@ def _write_local(path: str, data: bytes) -> None:
         if os.path.exists(aside):
             os.unlink(aside)
         raise
+
+
+@contextmanager
+def storage_errors(uri: str) -> Iterator[None]:
+    """What fails within, on its local folder, is one message."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(uri, error) from error
 
 
 def storage_error(uri: str, error: OSError) -> StorageError:

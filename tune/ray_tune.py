@@ -126,6 +126,8 @@ def fit(
         UserError: it cannot.
     """
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
+    # that its own record, which nobody reads, cannot be written is no news: ours says so itself
+    logging.getLogger("ray.tune.execution.experiment_state").setLevel(logging.CRITICAL)
     root = search.store.root
     scratch = f"work/ray/tune-{search.name}"
     root.delete(scratch)  # of a search that was killed

@@ -7,8 +7,8 @@ checkpoints, so a worker that dies costs its open shard, or the steps since its 
 
 import errno
 import os
+import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -191,8 +191,11 @@ def make_on_workers(
 
     def make_once() -> None:
         if workers.grouped:
-            with _watched_room(work, where, workers, say):
-                _group(work, where, workers, board, make)
+            with (
+                _watched_room(work, where, workers, say),
+                tempfile.TemporaryDirectory(prefix="sentray-train-") as scratch,
+            ):
+                _group(work, where, workers, board, make, scratch)
         else:
             _task(_make_there, _options(work, where), [work], board)
 
@@ -243,15 +246,19 @@ def _watched_room(work: NodeWork, where: Place, workers: Workers, say: Say) -> I
 
 
 def _group(
-    work: NodeWork, where: Place, workers: Workers, board: Any, make: Callable[[NodeWork], None]
+    work: NodeWork,
+    where: Place,
+    workers: Workers,
+    board: Any,
+    make: Callable[[NodeWork], None],
+    scratch: str,
 ) -> None:
+    """Under Ray Train, whose own record of the run is `scratch`: nobody reads it but its controller,
+    on this machine. Checkpoints are ours (stages/train/checkpoint.py)."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
     from ray.train.torch import TorchConfig, TorchTrainer
 
     cores, gpus = int(where.cpus), where.gpus
-    # Ray's own record of the run is scratch: checkpoints are ours (stages/train/checkpoint.py)
-    root = work.root
-    scratch = f"{work.ray_scratch}-{time.time_ns()}"
     trainer = TorchTrainer(
         _make_in_group,
         train_loop_config={
@@ -270,8 +277,7 @@ def _group(
         ),
         run_config=RunConfig(
             name="train",
-            storage_path=root.path(scratch),
-            storage_filesystem=root.fs,
+            storage_path=scratch,
             failure_config=FailureConfig(max_failures=work.node.retries),
         ),
     )
@@ -280,8 +286,6 @@ def _group(
     except TrainingFailedError:
         if ray.get(board.error.remote(work.name)) is None:
             raise
-    finally:
-        root.delete(scratch)
     error = ray.get(board.error.remote(work.name))
     if error is not None:
         raise error

@@ -92,11 +92,6 @@ class NodeWork:
         return f"work/{self.folder}"
 
     @property
-    def ray_scratch(self) -> str:
-        """Where Ray keeps its own record of a training, but for what tells attempts apart."""
-        return f"work/ray/{self.node.fingerprint[:8]}"
-
-    @property
     def lease(self) -> str:
         """What is leased to make it, whatever its title."""
         return f"{self.node.kind}/{self.node.fingerprint[:8]}"
@@ -199,14 +194,11 @@ class NodeWork:
         self.store.begin_again(self.folder)
 
     def clear_dead(self) -> None:
-        """Removes what attempts that died have left and no other goes on with; for whoever holds
-        the lease, before anybody works."""
-        root = self.root
-        place, _, begins = self.ray_scratch.rpartition("/")
-        root.delete_all(f"{place}/{name}" for name in root.list(place) if name.startswith(begins))
-        root.delete_all(
+        """Removes what attempts that died have left half-written; for whoever holds the lease,
+        before anybody works."""
+        self.root.delete_all(
             f"{self.folder}/{path}"
-            for path in root.names(self.folder)
+            for path in self.root.names(self.folder)
             if half_written(path.rpartition("/")[2])
         )
 

@@ -1,6 +1,5 @@
 """A published artifact as it is read: every file is verified when it is first opened."""
 
-import hashlib
 from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 from pipeline.store.copies import local_copy
 from pipeline.store.manifest import FileRecord, Manifest, ShardRecord
+from stages.content import sha256_of
 from stages.errors import StorageError
 from stages.files import Root
 
@@ -132,5 +132,4 @@ def _holds(record: FileRecord, file: Path) -> bool:
 def _sha256(file: str, num_bytes: int, mtime_ns: int) -> str:
     """Digest of a file as it is now, kept by size and time: a process that makes many trials from
     the same factors need not read gigabytes again for each."""
-    with open(file, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    return sha256_of(Path(file))

@@ -36,6 +36,7 @@ from pipeline.store.manifest import (
     read_shard,
     shard_line,
 )
+from stages.content import sha256_of
 from stages.errors import UserError
 from stages.files import Root, understood
 
@@ -253,7 +254,7 @@ class ArtifactStore:
     def put_files(self, folder: str, local: Path) -> dict[str, FileRecord]:
         """Stores the files of a local folder, together, under one content-named folder."""
         names = sorted(p.relative_to(local).as_posix() for p in local.rglob("*") if p.is_file())
-        digests = {name: hashlib.sha256((local / name).read_bytes()).hexdigest() for name in names}
+        digests = {name: sha256_of(local / name) for name in names}
         whole = hashlib.sha256(json.dumps(digests).encode()).hexdigest()[:8]
         self.root.put_folder(local, f"{folder}/files/{whole}")
         return {

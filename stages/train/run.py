@@ -15,6 +15,7 @@ import numpy as np
 from stages.contract import Work
 from stages.encoder.cpu import NOT_HERE
 from stages.evaluate.sets import load_sts
+from stages.files import storage_errors
 from stages.rows import FactorRows, OwnedRows, TokenRows
 from stages.sentences.settings import num_held_out
 from stages.text import clock
@@ -35,7 +36,8 @@ def train(stage: Train, work: Work) -> None:
     training = start_training(stage, work, engine_of(stage))
     is_first = training.engine.rank == 0
     live = work.root.local_path(f"{work.scratch}/live") if is_first else None
-    writer = MetricWriter(live) if live else None
+    with storage_errors(work.root.uri):
+        writer = MetricWriter(live) if live else None
     student = training.engine.student
     if is_first and student.on_cpu and not student.packs:
         work.say(
@@ -49,13 +51,15 @@ def train(stage: Train, work: Work) -> None:
         work.say(_continued(*training.continued, training.engine.layout()), important=True)
     for row in training.rows():
         if writer:
-            writer.add(row)
+            with storage_errors(work.root.uri):
+                writer.add(row)
         if is_first:
             important = "dev_spearman" in row or "agreement" in row
             work.say(_training_line(row), important, row)
         training.put_away_if(work.stopping())
     if writer:
-        writer.close()
+        with storage_errors(work.root.uri):
+            writer.close()
     if is_first and training.warning:
         work.say(f"WARNING: {training.warning}", important=True)
     publish_training(work, training)

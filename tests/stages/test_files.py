@@ -1,12 +1,15 @@
 """Files appear whole, and are replaced and never rewritten."""
 
 import errno
+import hashlib
 import os
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
 
+from pipeline.store.artifacts import ArtifactStore
 from stages.errors import UserError
 from stages.files import Root
 
@@ -31,6 +34,24 @@ def test_a_full_disk_is_one_message_and_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="the disk is full"):
         root.write("folder/file", b"x")
     assert list((tmp_path / "folder").iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["folder", "bucket"])
+def test_large_files_are_stored_a_piece_at_a_time(kind, tmp_path, request):
+    where = request.getfixturevalue("bucket").format("large") if kind == "bucket" else tmp_path
+    store, local = ArtifactStore(str(where)), tmp_path / "local"
+    local.mkdir()
+    content = os.urandom(40 << 20)
+    (local / "weights").write_bytes(content)
+    tracemalloc.start()
+    try:
+        (record,) = store.put_files("train/x-00000001", local).values()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 << 20 or kind == "bucket"  # whose server is in this process
+    assert store.root.read(f"train/x-00000001/{record.path}") == content
+    assert record.sha256 == hashlib.sha256(content).hexdigest()
 
 
 @pytest.mark.parametrize(
