@@ -253,8 +253,8 @@ def _group(
     make: Callable[[NodeWork], None],
     scratch: str,
 ) -> None:
-    """Under Ray Train, whose own record of the run is `scratch`: nobody reads it but its controller,
-    on this machine. Checkpoints are ours (stages/train/checkpoint.py)."""
+    """Under Ray Train. Its own record of the run is `scratch`, on this machine as its controller
+    is, and read by nobody else; checkpoints are ours (stages/train/checkpoint.py)."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
     from ray.train.torch import TorchConfig, TorchTrainer
 
