@@ -25,7 +25,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from stages.contract import Say
 from stages.errors import Stopped, StorageError
@@ -53,7 +54,7 @@ class Holder:
     id: str
     who: str
     since: str
-    process: list[Any]
+    process: tuple[str, int, str]
     beat: int = 0
     said: str = ""
 
@@ -199,17 +200,17 @@ class Leases:
             holder = _read(raw)
             gone = number == 0 or (holder is not None and _is_gone(holder))
             if gone or now - seen[1] > self._stale_seconds:
-                if holder is not None:
-                    wait(f"takes over from {holder.who}, which is gone", important=True)
+                if number:
+                    who = holder.who if holder else "a lease that cannot be read"
+                    wait(f"takes over from {who}, which is gone", important=True)
                 lease = self._create(folder, number + 1, said)
                 if lease is not None and is_made():
                     self.release(lease)
                 elif lease is not None:
                     return lease
                 continue
-            if holder is not None and now - told > TELL_SECONDS:
-                so_far = f": {holder.said}" if holder.said else ""
-                wait(f"waits for {holder.who}, at it since {holder.since}{so_far}", important=True)
+            if now - told > TELL_SECONDS and (holder is not None or now > seen[1]):
+                wait(f"waits for {_shown(holder, _file(folder, number))}", important=True)
                 told = now
             self._stop.wait(min(1.0, self._beat_seconds / 2))
         return None
@@ -320,16 +321,28 @@ def _write(holder: Holder) -> bytes:
 
 
 def _read(raw: bytes) -> Holder | None:
-    """None: nothing, or a file that is being created."""
+    """None: nothing, a file that is being created, or one that means nothing to this version."""
     try:
-        return Holder(**json.loads(raw))
-    except (ValueError, TypeError):
+        return _HOLDER.validate_json(raw, strict=True)
+    except ValueError:
         return None
 
 
-def _process() -> list[Any]:
+# What a later version says beside it is left out
+_HOLDER = TypeAdapter(Holder)
+
+
+def _shown(holder: Holder | None, file: str) -> str:
+    """Who is waited for, in words."""
+    if holder is None:
+        return f"{file}, which cannot be read; of another version of Sentray, while it changes"
+    so_far = f": {holder.said}" if holder.said else ""
+    return f"{holder.who}, at it since {holder.since}{so_far}"
+
+
+def _process() -> tuple[str, int, str]:
     """This process: its machine since that was started, its number there, when it began."""
-    return [_machine(), os.getpid(), _began(os.getpid())]
+    return _machine(), os.getpid(), _began(os.getpid())
 
 
 @cache

@@ -38,18 +38,49 @@ def quick(root, warn=pytest.fail, stale_seconds=0.6):
     return Leases(root, warn, beat_seconds=0.1, stale_seconds=stale_seconds)
 
 
+HOLDER = {
+    "id": "0a0a0a0a", "who": "ann@other", "since": "10:00:00",
+    "process": ["another boot", 1, "2"], "beat": 0, "said": "3/9 shards",
+}  # fmt: skip
+
+
 def elsewhere(root, folder="embed/0a1b2c3d", number=1):
     """A lease of a process on another machine, about which nothing else is known."""
-    holder = {
-        "id": "0a0a0a0a", "who": "ann@other", "since": "10:00:00",
-        "process": ["another boot", 1, "2"], "beat": 0, "said": "3/9 shards",
-    }  # fmt: skip
-    root.write(f"leases/{folder}/{number:06d}.json", json.dumps(holder).encode())
-    return holder
+    root.write(f"leases/{folder}/{number:06d}.json", json.dumps(HOLDER).encode())
+    return HOLDER
 
 
 def never():
     return False
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"", b"\x00\xff", b"{}", b"[1]", b"[" * 100_000, b'{"id": "0a0a0a0a", "who": "ann"',
+        json.dumps(HOLDER | {"process": []}).encode(), json.dumps(HOLDER | {"who": 3}).encode(),
+    ],
+    ids=lambda raw: raw[:20],
+)  # fmt: skip
+def test_what_is_no_lease_is_waited_for_in_words_and_taken_over(root, raw):
+    root.write("leases/embed/0a1b2c3d/000001.json", raw)
+    told = Listener()
+    with quick(root) as runs:
+        assert runs.take("embed/0a1b2c3d", never, told, str) is not None
+    assert told.said == [
+        "waits for leases/embed/0a1b2c3d/000001.json, which cannot be read; of another version of "
+        "Sentray, while it changes",
+        "takes over from a lease that cannot be read, which is gone",
+    ]
+
+
+def test_a_later_version_that_says_more_is_waited_for_by_name(root):
+    holder = elsewhere(root) | {"cores": 8}
+    root.write("leases/embed/0a1b2c3d/000001.json", json.dumps(holder).encode())
+    told = Listener()
+    with quick(root) as runs:
+        assert runs.take("embed/0a1b2c3d", never, told, str) is not None
+    assert told.said[0] == "waits for ann@other, at it since 10:00:00: 3/9 shards"
 
 
 def test_one_of_many_gets_it(root):
