@@ -93,18 +93,11 @@ def test_workers_read_the_commit_that_the_run_has_settled_on(place, student_fold
     """A teacher is embedded, `main` moves, and its test runs on Ray."""
     move_main(place, OLD)
     file = write_recipe(place / "recipe.yaml", recipe_of(place, student_folder))
-    run = [sys.executable, "-m", "pipeline.cli", "run", file, "--only"]
     environment = os.environ | {"HF_HUB_CACHE": str(place / "hub")}
-    scores = []
-    for storage, node in (("moved", "embed:t"), ("moved", "evaluate:t"), ("new", "evaluate:t")):
-        more = ["--set", f"storage={place / storage}"]
-        subprocess.run([*run, "sentences", *more], check=True, env=environment)
-        subprocess.run([*run, node, *more], check=True, env=environment)
+    for node in ("sentences", "embed:t", "evaluate:t:made-up"):
+        command = [sys.executable, "-m", "pipeline.cli", "run", file, "--only", node]
+        subprocess.run(command, check=True, env=environment)
         if node == "embed:t":
             move_main(place, NEW)
-            continue
-        (found,) = (place / storage).glob("evaluate/t-made-up-*/manifest.json")
-        manifest = json.loads(found.read_text())
-        scores.append((manifest["versions"][f"{MODEL}@main"], manifest["stats"]["measured"]))
-    assert [commit for commit, _ in scores] == [OLD, NEW]
-    assert scores[0][1] != scores[1][1]
+    (found,) = place.glob("runs/evaluate/t-made-up-*/manifest.json")
+    assert json.loads(found.read_text())["versions"][f"{MODEL}@main"] == OLD
