@@ -275,7 +275,8 @@ class _Phases:
         if self._is_open:
             return
         plan = make_plan(self._search.recipe)
-        self._stack.enter_context(reading(commits_for(plan, plan.graph.values())))
+        read = [one.node for one in plan.nodes.values() if one.to_do or one.node.name == "train"]
+        self._stack.enter_context(reading(commits_for(plan, read)))
         check_nodes(planned.node for planned in plan.nodes.values() if planned.to_do)
         self._out(f"{self._search.name}: starting Ray")
         from pipeline.run.session import ray_session

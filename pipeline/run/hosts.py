@@ -223,7 +223,10 @@ def _watched_room(work: NodeWork, where: Place, workers: Workers, say: Say) -> I
     def watch() -> None:
         told = False
         while not over.wait(SECONDS_BETWEEN_LOOKS):
-            room = room_for(work, where)
+            try:
+                room = room_for(work, where)
+            except Exception:  # Ray itself is gone, which the training notices too
+                return
             if room >= workers.count:
                 told = False
             elif not told:
