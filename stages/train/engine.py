@@ -161,9 +161,9 @@ class DeepSpeedEngine:
             with self._whole(tensor):
                 if self.rank == 0:
                     state.weights[name] = copied(tensor)
-        if self._stage == 0:
+        if self._stage == 0 and self.rank == 0:
             state.adamw.update(adamw_of(self._optimizer, self._parameters))
-        elif self._adamw.state:  # there from the first step on
+        elif self._stage > 0 and self._adamw.state:  # there from the first step on
             from deepspeed.utils import safe_get_full_optimizer_state as get
 
             step = next(iter(self._adamw.state.values()))["step"]
