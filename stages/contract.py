@@ -153,12 +153,15 @@ class Stage(ABC):
     shard.
     wanted: people want it, and not only stages that read it; what nobody wants is made only for
     those that lack it.
+    reads_commits: models of the hub are read at the commits that the run has settled on
+    (stages/encoder/hub.py); else whoever fetches them knows only their revisions.
     """
 
     kind: ClassVar[str]
     version: ClassVar[int]
     row_wise: ClassVar[bool] = False
     wanted: ClassVar[bool] = False
+    reads_commits: ClassVar[bool] = True
 
     @abstractmethod
     def identity(self, inputs: Mapping[str, Fingerprinted]) -> dict[str, Any]:

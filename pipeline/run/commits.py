@@ -21,5 +21,6 @@ def commits_for(plan: Plan, nodes: Iterable[Node], again: Collection[str] = ()) 
     for name, one in plan.nodes.items():
         if one.manifest is not None and name not in again:
             made |= one.manifest.versions
-    models = {named(*model): model for node in nodes for model in models_in(node.identity)}
+    identities = [node.identity for node in nodes if node.stage.reads_commits]
+    models = {named(*model): model for model in models_in(identities)}
     return {name: made.get(name) or settle(*model) for name, model in sorted(models.items())}

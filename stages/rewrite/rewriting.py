@@ -200,6 +200,8 @@ class ChatRewrites(Rewrites):
 class VllmRewrites(ChatRewrites):
     """Asks a model that vLLM runs on the cluster's GPUs; the driver stores what comes back."""
 
+    reads_commits = False
+
     def resources(self) -> Resources:
         return Resources(in_driver=True, exclusive=f"chat {self.rewriting.model}")
 
