@@ -58,6 +58,26 @@ def test_ray_does_not_take_signals_for_itself(ray_cluster):
     assert subprocess.run([sys.executable, "-c", code, ray_cluster]).returncode == 0
 
 
+def test_a_signal_where_nothing_can_be_raised_is_not_lost():
+    """As in a weak reference's callback, of which Python only prints what it raises."""
+    code = (
+        "import os, signal, sys, threading, time\n"
+        "from pipeline.run.stopping import Ended, ended_by_signals\n"
+        "class Dying:\n"
+        "    def __del__(self):\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "        for _ in range(1000): pass\n"
+        "with ended_by_signals():\n"
+        "    try:\n"
+        "        Dying()\n"
+        "        threading.Event().wait(60)\n"
+        "    except Ended as end:\n"
+        "        sys.exit(end.exit_code)\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (found.returncode, found.stderr) == (128 + signal.SIGTERM, "")
+
+
 @pytest.mark.thorough
 def test_row_wise_stages_finish_their_open_shards(sentray, tiny_recipe, tmp_path):
     text = tmp_path / "many.txt"

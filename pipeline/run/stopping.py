@@ -32,8 +32,29 @@ def ended_by_signals() -> Iterator[None]:
     def end(number: int, frame: FrameType | None) -> None:
         raise Ended(number)
 
-    with _handled(end):
+    with _handled(end), _raised_again():
         yield
+
+
+@contextmanager
+def _raised_again() -> Iterator[None]:
+    """An `Ended` that came where nothing can be raised, as in a weak reference's callback, is
+    raised a moment later: Python would print it and go on."""
+    before = sys.unraisablehook
+
+    def hook(told: "sys.UnraisableHookArgs") -> None:
+        if isinstance(told.exc_value, Ended):
+            number = told.exc_value.exit_code - 128
+            # by another thread: this one would be in the middle of the same callback
+            threading.Timer(0.01, signal.raise_signal, [number]).start()
+        else:
+            before(told)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 @contextmanager
