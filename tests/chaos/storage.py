@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from stages.files import Root
+from tests.support.command import wait_until
 from tests.support.faulty import Fault, Faulty, faulty_proxy
 from tests.support.s3 import s3_server
 
@@ -112,7 +113,9 @@ class Disk(Storage):
         self._remount("ro")
 
     def _remount(self, how: str) -> None:
-        subprocess.run(["mount", "-o", f"remount,{how}", self._place], check=True)
+        """Read-only as soon as no file is open for writing: the system refuses it before."""
+        command = ["mount", "-o", f"remount,{how}", str(self._place)]
+        wait_until(lambda: subprocess.run(command, capture_output=True).returncode == 0)
 
     @property
     def written(self) -> list[str]:
