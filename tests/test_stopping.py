@@ -37,7 +37,8 @@ def test_a_training_saves_a_checkpoint_first(sentray, tiny_recipe, inputs_made, 
     assert 0 < step < 600
     assert not list((tmp_path / "runs").glob("leases/*/*/*.json"))
     out = sentray("run", file, "--only", "train")
-    first_line = out.partition("step ")[2]
+    goes_on, _, first_line = out.partition("train             step ")
+    assert f"goes on after step {step}\n" in goes_on
     assert int(first_line.partition("/")[0].replace(",", "")) > step
     weights = student_weights(recipe["storage"])
     sentray("run", file, "--only", "train", "--force", "train")
