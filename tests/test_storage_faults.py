@@ -2,6 +2,7 @@
 
 import io
 import random
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -141,32 +142,39 @@ def test_patience_has_an_end(faulty, monkeypatch):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("failures", "code"), [(1, 0), (2, 2)])
+@pytest.mark.parametrize(
+    ("failures", "code", "again"), [(1, 0, False), (2, 2, False), (1, 0, True)]
+)
 def test_a_store_that_is_silent_beyond_patience_costs_a_restart(
-    faulty, sentray, tiny_recipe, monkeypatch, failures, code
+    faulty, sentray, tiny_recipe, monkeypatch, failures, code, again
 ):
-    """From the first factors on, until the run begins again; or longer than it may."""
+    """From the third factors on, until the run begins again, and keeps the first two, also where it
+    makes them although they are there; or longer than it may."""
     monkeypatch.setenv(VARIABLE, "0")
     recipe = tiny_recipe("train.max_failures=1", "sentences.rows_per_shard=50")
-    recipe["storage"] = faulty.root.format(f"silent-{failures}")
+    recipe["storage"] = faulty.root.format(f"silent-{failures}-{again}")
     file = sentray.recipe_file(recipe)
     sentray("run", file, "--only", "sentences")
-    silent = threading.Event()
+    if again:
+        sentray("run", file, "--only", "embed")
+    silent, healed, records = threading.Event(), threading.Event(), []
 
     def fault(number, method, path):
-        if method == "PUT" and "/embed/" in path and "factors" in path and not healed.is_set():
-            silent.set()
+        if method == "PUT" and "/embed/" in path and not silent.is_set():
+            records.extend(re.findall(r"shards/\d+\.json", path))
+            if "factors" in path and len(records) == 2 and not healed.is_set():
+                silent.set()
         return "error" if silent.is_set() else None
 
-    healed = threading.Event()
     faulty.fault = fault
-    process = sentray.start("run", file, "--only", "embed")
+    process = sentray.start("run", file, "--only", "embed", *["--force", "embed"] * again)
     for line in process.stdout:
         if "Begins again with what is lacking (1 of 1)" in line and failures == 1:
             healed.set()
             silent.clear()
     assert process.wait() == code, process.stderr.read()
     assert silent.is_set() == (code == 2)
+    assert len(records) == len(set(records)) == (6 if code == 0 else 2)
     silent.clear()
     healed.set()
     out = sentray("plan", file)

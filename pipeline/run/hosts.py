@@ -36,7 +36,7 @@ from stages.plugins import plugin_version
 
 # How often a training's driver looks whether its workers have room; Ray takes up to half a minute
 # to notice that a machine is gone.
-SECONDS_BETWEEN_LOOKS = 10.0
+SECONDS_BETWEEN_LOOKS_FOR_ROOM = 10.0
 
 
 def make_nodes(
@@ -222,7 +222,7 @@ def _watched_room(work: NodeWork, where: Place, workers: Workers, say: Say) -> I
 
     def watch() -> None:
         told = False
-        while not over.wait(SECONDS_BETWEEN_LOOKS):
+        while not over.wait(SECONDS_BETWEEN_LOOKS_FOR_ROOM):
             try:
                 room = room_for(work, where)
             except Exception:  # Ray itself is gone, which the training notices too

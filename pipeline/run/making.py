@@ -97,7 +97,7 @@ class _Making:
         progress: Progress,
         leases: Leases,
     ) -> None:
-        self._plan, self._again, self._pools, self._places = plan, again, pools, places
+        self._plan, self._again, self._pools, self._places = plan, set(again), pools, places
         self._board, self._progress, self._leases = board, progress, leases
         self._roots = {node.name: (node, rows_root(node, plan.graph)) for node in wanted}
         for root in {root for _, root in self._roots.values()} - self._roots.keys():
@@ -190,6 +190,7 @@ class _Making:
             if work.name in self._again or work.store.begun_again(work.folder):
                 work.root.delete(work.scratch)
                 work.begin_again()
+                self._again.discard(work.name)  # whoever tries again goes on with it
         with used_meanwhile():
             make_nodes(works, self._board, progress.of)
         progress.relay(self._board)  # what its workers said last, before "done"

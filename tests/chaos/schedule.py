@@ -75,7 +75,6 @@ def draw(seed: int, subjects: dict[str, Subject], kinds: list[str], can_mount: b
     faults.sort(key=lambda one: one.after[0])
     (name,) = draws.choices(list(subjects), [one.weight for one in subjects.values()])
     again, whole = draws.random() < 0.25, draws.random() < 0.2
-    node = subjects[name].node
-    return Schedule(
-        seed, storage, name, again and bool(node), whole and not again and bool(node), tuple(faults)
-    )
+    if not subjects[name].node:  # of a search
+        again = whole = False
+    return Schedule(seed, storage, name, again, whole and not again, tuple(faults))

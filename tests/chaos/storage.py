@@ -18,6 +18,8 @@ from tests.support.faulty import Fault, Faulty, faulty_proxy
 from tests.support.s3 import s3_server
 
 DISK_MEGABYTES = 64
+# Until whoever writes has closed its file
+REMOUNT_SECONDS = 30.0
 # What says nothing about how far the work is
 ASIDE = ("leases", "history", "work/ray", ".writable")
 
@@ -115,7 +117,10 @@ class Disk(Storage):
     def _remount(self, how: str) -> None:
         """Read-only as soon as no file is open for writing: the system refuses it before."""
         command = ["mount", "-o", f"remount,{how}", str(self._place)]
-        wait_until(lambda: subprocess.run(command, capture_output=True).returncode == 0)
+        end = time.monotonic() + REMOUNT_SECONDS
+        wait_until(
+            lambda: not subprocess.run(command, check=time.monotonic() > end).returncode, pause=0.1
+        )
 
     @property
     def written(self) -> list[str]:
