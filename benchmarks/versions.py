@@ -3,9 +3,9 @@
     git worktree add ../before COMMIT
     python -m benchmarks.versions ../before . recipes/quickstart.yaml --rounds 5
 
-Every run makes everything in an empty storage, in processes of its own. Printed: medians by the clock,
-and the median of the paired ratios with their range. Both checkouts use the packages of this Python.
-Differences of a few percent show on an idle machine only.
+Every run makes everything in an empty storage, in processes of its own. Printed: medians by the
+clock, and the median of the paired ratios with their range. Both checkouts use the packages of this
+Python. Differences of a few percent show on an idle machine only.
 """
 
 import argparse
@@ -36,8 +36,9 @@ def main() -> None:
     before, after = found.values()
     ratios = [b / a for a, b in zip(before, after, strict=True)]
     print(
-        f"{os.cpu_count()} cores, {options.rounds} rounds: {statistics.median(before):.1f} s before, "
-        f"{statistics.median(after):.1f} s after, ratio {statistics.median(ratios):.3f} "
+        f"{os.cpu_count()} cores, {options.rounds} rounds: "
+        f"{statistics.median(before):.1f} s before, {statistics.median(after):.1f} s after, "
+        f"ratio {statistics.median(ratios):.3f} "
         f"({min(ratios):.3f} to {max(ratios):.3f})"
     )
 
