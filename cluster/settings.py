@@ -18,6 +18,7 @@ from pipeline.recipe.document import Document
 from pipeline.run.pools import PoolSettings, checked_pools
 from stages.credentials import clear_credential
 from stages.errors import UserError
+from stages.fields import named
 from stages.files import masked_uri
 from stages.settings import Settings
 
@@ -47,7 +48,9 @@ class ClusterSettings(Settings):
         description="sent: the Sentray of whoever submits goes along, as source; installed: the "
         "one in the cluster's image, which must have the same version.",
     )
-    python: str = Field("python", description="Python on the head, which runs the job.")
+    python: str = Field(
+        "python", pattern=r"^\S[^\n]*$", description="Python on the head, which runs the job."
+    )
     pass_variables: list[str] = Field(
         [],
         description="Environment variables whose values a job gets from whoever submits it.",
@@ -95,6 +98,16 @@ class ClusterSettings(Settings):
             if not folder.startswith("/"):
                 raise ValueError(f"'{folder}' is not an absolute path")
         return folders
+
+    @field_validator("token_variable")
+    @classmethod
+    def _is_a_name(cls, name: str | None) -> str | None:
+        if name is not None and not is_variable(name):
+            raise ValueError(
+                f"'{name[:3]}***' is not the name of an environment variable; the token itself is "
+                "its value"
+            )
+        return name
 
     @field_validator("pass_variables")
     @classmethod
@@ -177,7 +190,7 @@ def checked_storage(storage: str) -> str:
             f"'{storage}' is a folder of this machine; give s3://..., gs://..., or an absolute "
             "path that is the same folder on all machines of the cluster"
         )
-    return storage
+    return named(storage)
 
 
 def load_cluster(name: str) -> ClusterSettings:

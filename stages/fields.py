@@ -61,7 +61,8 @@ def _absolute_model(value: str, info: ValidationInfo) -> str:
     return RECIPE_PREFIX + os.path.normpath(here / file)
 
 
-def _named(value: str) -> str:
+def named(value: str) -> str:
+    """The path, unless it names nothing (ValueError)."""
     if not value:
         raise ValueError("the path is empty; name a file or folder, or leave the setting out")
     _, scheme, rest = value.rpartition("://")
@@ -90,9 +91,9 @@ class _Described:
         return value
 
 
-InputPath = Annotated[str, AfterValidator(_named), AfterValidator(_absolute_path), _FileContent()]
+InputPath = Annotated[str, AfterValidator(named), AfterValidator(_absolute_path), _FileContent()]
 """A file or folder that is read; its content is identity."""
-StoragePath = Annotated[str, AfterValidator(_named), AfterValidator(_absolute_path)]
+StoragePath = Annotated[str, AfterValidator(named), AfterValidator(_absolute_path)]
 """A local folder, `s3://...` or `gs://...` that is written; declare it with `execution`."""
 Dataset = Annotated[str, AfterValidator(_absolute_if_local), _DatasetContent()]
 """A data set: an id on the Hugging Face hub, or a local folder, which counts by content."""

@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any, Protocol
 
-from tune.settings import Dimension, SearchSettings
+from stages.errors import UserError
+from tune.settings import MOST_CONFIGURATIONS, Dimension, SearchSettings
 from tune.space import Configuration, Space, key_of
 
 
@@ -42,9 +43,17 @@ def listed_configurations(settings: SearchSettings, space: Space) -> list[Config
     """All configurations of a grid or random search, each once.
 
     A random search of 30 begins with the configurations of one of 20.
+
+    Raises:
+        UserError: a grid has more than can be listed.
     """
     if settings.resolved_searcher == "grid":
-        every = list(islice(space.grid(), settings.trials))
+        every = list(islice(space.grid(), settings.trials or MOST_CONFIGURATIONS + 1))
+        if len(every) > MOST_CONFIGURATIONS:
+            raise UserError(
+                f"search.space: the grid has more than {MOST_CONFIGURATIONS:,} configurations; "
+                "say with `trials` how many of them, or draw some (searcher: random)"
+            )
     else:
         assert settings.trials is not None
         every = [space.random(settings.sampling_seed, i) for i in range(settings.trials)]

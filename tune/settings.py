@@ -27,6 +27,8 @@ NOT_SEARCHED = {
     "train.seed": "name several `search.seeds`",
     "train.seeds": "name several `search.seeds`",
 }
+# They are listed, checked and told apart before the first begins: in seconds, and 100 MB
+MOST_CONFIGURATIONS = 100_000
 KINDS = ("grid", "choice", "uniform", "loguniform", "integer", "tied")
 
 
@@ -122,7 +124,9 @@ class Confirmation(Settings):
     """The best configurations are trained again, with seeds that had no part in the search."""
 
     settings: int = Field(3, ge=0, description="How many of the best configurations; 0: none.")
-    seeds: int = Field(3, ge=1, description="Fresh seeds for each; every seed is a whole training.")
+    seeds: int = Field(
+        3, ge=1, le=1000, description="Fresh seeds for each; every seed is a whole training."
+    )
 
 
 class SearchSettings(Settings):
@@ -139,7 +143,10 @@ class SearchSettings(Settings):
         "setting has one, else random.",
     )
     trials: int | None = Field(
-        None, ge=1, description="Number of configurations to try; null: the whole grid."
+        None,
+        ge=1,
+        le=MOST_CONFIGURATIONS,
+        description="Number of configurations to try; null: the whole grid.",
     )
     seeds: list[int] | None = Field(
         None,

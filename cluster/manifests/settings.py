@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 
 from cluster.manifests.cron import checked_schedule
 from cluster.manifests.names import checked_object_name, is_variable
+from pipeline.run.pools import MOST_MEMORY
 from stages.credentials import clear_credential
 from stages.settings import Settings
 
@@ -21,7 +22,9 @@ WORD = r"^[A-Za-z0-9_.,:@%+/=-]+$"
 
 class HeadSettings(Settings):
     cpus: int = Field(2, ge=1, description="Cores of the head. It runs the command, and no stage.")
-    memory_gb: float = Field(8, gt=0, description="Memory of the head, in 10^9 bytes.")
+    memory_gb: float = Field(
+        8, gt=0, le=MOST_MEMORY, description="Memory of the head, in 10^9 bytes."
+    )
 
 
 class RedisSettings(Settings):

@@ -11,6 +11,7 @@ from pipeline.recipe.document import Document
 from stages.settings import Settings
 
 LABEL = "sentray-pool"
+MOST_MEMORY = 1e6  # a petabyte, in 10^9 bytes
 
 
 class ProcessSettings(Settings):
@@ -35,7 +36,9 @@ class ProcessSettings(Settings):
 class PoolSettings(Settings):
     cpus: int = Field(ge=1, description="Cores of one machine.")
     gpus: int = Field(0, ge=0, description="GPUs of one machine.")
-    memory_gb: float | None = Field(None, gt=0, description="Memory of one machine, in 10^9 bytes.")
+    memory_gb: float | None = Field(
+        None, gt=0, le=MOST_MEMORY, description="Memory of one machine, in 10^9 bytes."
+    )
     nodes: list[int] = Field(
         [1, 1], min_length=2, max_length=2, description="Fewest and most machines."
     )

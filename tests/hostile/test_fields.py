@@ -1,30 +1,48 @@
-"""Every field of every settings class of a recipe with values that nobody should write.
+"""Every field of every settings class with values that nobody should write.
 
-A case is accepted, or refused in one message that can be printed; nothing else may happen, and
-soon. `python -m tests.hostile.test_fields` counts them.
+Of a recipe, of a search and of a cluster's file. A case is accepted, or refused in one message that
+can be printed; nothing else may happen, and soon, and in little memory.
+`python -m tests.hostile.test_fields` counts them.
 """
 
+import argparse
 import copy
 import datetime
 import itertools
+import re
+import resource
 import signal
 import typing
 from collections import Counter
+from collections.abc import Callable
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
 
 import pytest
+import yaml
 from pydantic import BaseModel
 
+from cluster.manifests.make import make_manifests
+from cluster.settings import ClusterSettings
 from pipeline.plan.plan import make_plan, plan_text
-from pipeline.recipe.document import Document
-from pipeline.recipe.read import dump_recipe, read_recipe
+from pipeline.recipe.loader import read_yaml
+from pipeline.recipe.read import dump_recipe, load_recipe
 from stages.errors import UserError
 from stages.plain import UNPRINTABLE, for_people
 from stages.recipe import Recipe
-from tests.support.recipes import tiny
+from stages.settings import Settings
+from tests.support.recipes import tiny, write_recipe
+from tune.definition import Search
+from tune.inputs import preparations
+from tune.ranking import fresh_seeds
+from tune.settings import SearchSettings
 
 # Ten, and what a cold machine takes to import what the first case needs
 SECONDS = 30
+# What a case may need beside what is there
+MEMORY = 2**30
 # In `make test` one of so many cases is tried, which of them changes with the code
 SHARE = 12
 
@@ -46,34 +64,33 @@ NEVER = {
     "list of dates": [datetime.date(2020, 1, 1)], "keys": {"a\0": 1}, "dict of inf": {"a": 1e999},
 }  # fmt: skip
 STRANGE = {
-    "zero": 0, "-1": -1, "half": 0.5, "1e308": 1e308, "true": True, "null": None, "empty": "",
+    "zero": 0, "-1": -1, "16 digits": 10**15, "half": 0.5, "1e308": 1e308, "true": True,
+    "null": None, "empty": "",
     "newline": "a\nb", "long": "a" * 5000, "~user": "~nobody-here/x", "~": "~", "..": "../../..",
     "package:": "package:", "recipe:": "recipe:", "s3://": "s3://", "uri": "s3://b/x#y?z",
     "format": "{sentence:>10}", "conversion": "{sentence!x}", "$": "${", "list": [],
     "lists": [[[]]], "mapping": {}, "strings": ["a"] * 3, "many": [0] * 100_000,
 }  # fmt: skip
 VALUES = NEVER | STRANGE
+PLACES = ("kuberay", "slurm", "ray-up")
+WRITTEN = "# hostile"
 
 
-def settings_paths(model=Recipe, where=(), seen=()):
-    """Every setting below a class, by path; of lists the first place."""
+def settings_paths(model, where=(), seen=()):
+    """Every setting below a class, by path; of lists the first place (0), of mappings any (*)."""
     for name, field in model.model_fields.items():
         yield (*where, name)
-        for inner, in_list in settings_classes(field.annotation):
+        for inner, place in settings_classes(field.annotation):
             if inner not in seen:
-                below = (*where, name, *["0"] * in_list)
-                yield from settings_paths(inner, below, (*seen, inner))
+                yield from settings_paths(inner, (*where, name, *place), (*seen, inner))
 
 
-def settings_classes(annotation, in_list=False):
+def settings_classes(annotation, place=()):
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation, in_list
+        yield annotation, place
+    below = {list: ("0",), dict: ("*",)}.get(typing.get_origin(annotation), place)
     for inner in typing.get_args(annotation):
-        yield from settings_classes(inner, in_list or typing.get_origin(annotation) is list)
-
-
-PATHS = list(settings_paths())
-CASES = [(path, value) for path in PATHS for value in VALUES]
+        yield from settings_classes(inner, below)
 
 
 def with_value(raw, path, value):
@@ -82,45 +99,135 @@ def with_value(raw, path, value):
     for part, after in itertools.pairwise(path):
         if part == "0":
             place = place[0]
-        else:
-            if not place.get(part):
-                place[part] = [{}] if after == "0" else {}
-            place = place[part]
+            continue
+        key = next(iter(place), "x") if part == "*" else part
+        if not place.get(key):
+            place[key] = [{}] if after == "0" else {}
+        place = place[key]
     place[path[-1]] = value
     return whole
 
 
 @contextmanager
+def written(subject, path, value):
+    """Of a file that says `WRITTEN`, all is read that the subject says, but for one value."""
+
+    def read(text, title):
+        if text != WRITTEN:
+            return read_yaml(text, title)
+        raw = with_value(subject.raw, path, value)
+        subject.adapt(raw, path)
+        return raw, {}
+
+    with mock.patch("pipeline.recipe.document.read_yaml", read):
+        yield
+
+
+@dataclass
+class Subject:
+    """A kind of file.
+
+    raw: what one says; use: does with it what comes before any work; below: the section that is
+    tried; adapt: changes what must not stand beside a setting.
+    """
+
+    model: type[Settings]
+    raw: dict
+    use: Callable[[], object]
+    below: str = ""
+    adapt: Callable[[dict, tuple], object] = lambda raw, path: None
+
+    @property
+    def cases(self):
+        within = (self.below,) * bool(self.below)
+        return [(path, value) for path in settings_paths(self.model, within) for value in VALUES]
+
+
+def subjects(folder, teacher, student):
+    """All kinds of files, for a tiny recipe."""
+    recipe = tiny(folder, teacher, student)
+    whole = write_recipe(folder / "recipe.yaml", recipe)
+    file = folder / "tried.yaml"
+    file.write_text(WRITTEN)
+
+    def plan():
+        read = load_recipe(str(file))
+        plan_text(make_plan(read))
+        dump_recipe(read).encode()
+
+    def search():
+        found = Search(str(file))
+        preparations(found)
+        proposed = found.searcher([])
+        assert proposed.num_left() and proposed.next()
+        fresh_seeds(found, [])
+        yaml.safe_dump(found.plain_settings)
+
+    def manifests():
+        for place in PLACES:
+            given = argparse.Namespace(
+                recipe=whole, what="run", set=[], cluster=str(file), place=place, schedule=None
+            )
+            make_manifests(given, [], lambda line: None)
+
+    def one_kind(raw, path):
+        """A searched setting has one kind of values."""
+        if path[1:3] == ("space", "*") and path[3] not in ("grid", "when"):
+            dimension = raw["search"]["space"]["train.clip_norm"]
+            del dimension["grid"]
+            if path[3] == "factor":
+                dimension["tied"] = "train.learning_rate"
+
+    space = {
+        "train.clip_norm": {"grid": [0.5, 1.0]},
+        "train.learning_rate": {"uniform": [1e-4, 1e-2]},
+    }
+    searched = recipe | {"search": {"space": space, "trials": 2}}
+    pools = {"cpu": {"cpus": 16, "memory_gb": 64, "stages": {"embed": {}}}}
+    machine = {"InstanceType": "m6i.xlarge"}
+    sections = {
+        "kuberay": {"image": "sentray:1"}, "slurm": {},
+        "ray_up": {"provider": {"type": "aws"}, "head": machine, "machines": {"cpu": machine}},
+    }  # fmt: skip
+    cluster = {"storage": "s3://bucket/runs", "pools": pools, "manifest": sections}
+    return {
+        "recipe": Subject(Recipe, recipe, plan),
+        "search": Subject(SearchSettings, searched, search, "search", one_kind),
+        "cluster": Subject(ClusterSettings, cluster, manifests),
+    }
+
+
+@contextmanager
 def limited():
-    """Raises TimeoutError after SECONDS."""
+    """Raises TimeoutError after SECONDS, and MemoryError beyond MEMORY more than there is now."""
 
     def ring(*_):
         raise TimeoutError
 
-    before = signal.signal(signal.SIGALRM, ring)
+    now = int(re.search(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+    before, room = signal.signal(signal.SIGALRM, ring), resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (now + MEMORY, room[1]))
     signal.setitimer(signal.ITIMER_REAL, SECONDS)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        resource.setrlimit(resource.RLIMIT_DATA, room)
 
 
-def outcome(raw, path, value):
-    """Whether the recipe is accepted, else the message; anything else is raised."""
-    document = Document.of("recipe x.yaml", with_value(raw, path, VALUES[value]))
-    with limited():
+def outcome(subject, path, value):
+    """Whether the file is accepted, else the message; anything else is raised."""
+    with written(subject, path, VALUES[value]), limited():
         try:
-            recipe = read_recipe(document)
-            plan_text(make_plan(recipe))
-            dump_recipe(recipe).encode()
+            subject.use()
         except UserError as error:
             return str(error)
     return ""
 
 
-def check(raw, path, value):
-    message = outcome(raw, path, value)
+def check(subject, path, value):
+    message = outcome(subject, path, value)
     told = for_people(message)
     assert len(told) < 3100 and not UNPRINTABLE.search(told)
     assert "Traceback" not in message
@@ -130,42 +237,53 @@ def check(raw, path, value):
 
 
 @pytest.fixture(scope="module")
-def raw(tmp_path_factory, teacher_folder, student_folder):
-    return tiny(tmp_path_factory.mktemp("hostile"), teacher_folder, student_folder)
+def files(tmp_path_factory, teacher_folder, student_folder):
+    return subjects(tmp_path_factory.mktemp("hostile"), teacher_folder, student_folder)
 
 
 @pytest.mark.parametrize("part", [pytest.param(n, marks=[pytest.mark.thorough] * (n > 0))
                                   for n in range(SHARE)])  # fmt: skip
-def test_a_value_is_accepted_or_refused_in_one_message(raw, part):
-    assert len(PATHS) > 300
-    for path, value in CASES[part::SHARE]:
+@pytest.mark.parametrize(("kind", "fewest"), [("recipe", 300), ("search", 35), ("cluster", 60)])
+def test_a_value_is_accepted_or_refused_in_one_message(files, kind, fewest, part):
+    cases = files[kind].cases
+    assert len(cases) > fewest * len(VALUES)
+    for path, value in cases[part::SHARE]:
         try:
-            check(raw, path, value)
+            check(files[kind], path, value)
         except Exception as error:
             raise AssertionError(f"{'.'.join(path)} = {value}") from error
 
 
 @pytest.mark.parametrize("value", [*NO_NUMBERS, *TOO_LARGE])
-def test_the_message_names_the_setting(raw, value):
-    message = outcome(raw, ("train", "learning_rate"), value)
+def test_the_message_names_the_setting(files, value):
+    message = outcome(files["recipe"], ("train", "learning_rate"), value)
     assert "train.learning_rate" in message and "\n" not in message
 
 
 @pytest.mark.parametrize("value", ["dict of inf", "list of nan", "list of dates"])
-def test_values_inside_free_sections_are_looked_at(raw, value):
+def test_values_inside_free_sections_are_looked_at(files, value):
     given = VALUES[value] if isinstance(VALUES[value], dict) else {"a": VALUES[value]}
-    document = Document.of("x", with_value(raw, ("perturb", "0", "rewriting", "extra"), given))
-    with pytest.raises(UserError, match="extra: .*(no finite number|nor a number)"):
-        read_recipe(document)
+    recipe = files["recipe"]
+    place = ("perturb", "0", "rewriting", "extra")
+    with written(recipe, place, given), pytest.raises(UserError, match="extra: .*(finite|nor a n)"):
+        recipe.use()
 
 
 if __name__ == "__main__":
     import tempfile
-    from pathlib import Path
 
     from tests.support.models import make_model
 
-    folder = Path(tempfile.mkdtemp())
-    base = tiny(folder, make_model(folder / "teacher"), make_model(folder / "student"))
-    counts = Counter("refused" if check(base, *case) else "accepted" for case in CASES)
-    print(f"{len(PATHS)} settings, {len(CASES)} cases: {dict(counts)}")
+    here = Path(tempfile.mkdtemp())
+    for kind, subject in subjects(
+        here, make_model(here / "teacher"), make_model(here / "student")
+    ).items():
+        counts, failed = Counter(), []
+        for case in subject.cases:
+            try:
+                counts["refused" if check(subject, *case) else "accepted"] += 1
+            except Exception as error:
+                failed.append(f"{'.'.join(case[0])} = {case[1]}: {error!r:.200}")
+        number = len(subject.cases) // len(VALUES)
+        print(f"{kind}: {number} settings, {len(subject.cases)} cases: {dict(counts)}")
+        print(*failed, sep="\n", end="\n" * bool(failed))
