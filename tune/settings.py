@@ -54,7 +54,7 @@ class Dimension(Settings):
         None, description="A whole number between [least, greatest], both included."
     )
     tied: str | None = Field(
-        None, description="Follow this other searched setting, times `factor`."
+        None, min_length=1, description="Follow this other searched setting, times `factor`."
     )
     factor: FiniteFloat = Field(1.0, description="Multiplier of `tied`.")
     when: dict[str, Any] = Field(

@@ -296,7 +296,7 @@ def test_a_search_loses_a_machine_and_then_its_head(
         "scheduler": "none",  # what others stop early depends on the order
     }  # fmt: skip
     whole = recipe(
-        setting("search", search), "train.max_steps=2500", "train.checkpoint_every_steps=100000",
+        setting("search", search), "train.max_steps=1000", "train.checkpoint_every_steps=100000",
         "teachers.0.similarity=cosine", "train.cpus_per_worker=1",
     )  # fmt: skip
     machines = [2, 3, 4]

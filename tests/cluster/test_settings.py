@@ -17,6 +17,12 @@ WRONG = {
         {"variables": {"AWS_SECRET_ACCESS_KEY": "abc123"}}, "AWS_SECRET_ACCESS_KEY looks like",
     ),
     "a value to pass": ({"pass_variables": ["HF_TOKEN=hf_abc123"]}, r"'HF_TOKEN=\*+' is not the n"),
+    "a token as it is": ({"token_variable": "abc-abc123"}, r"'abc\*+' is not the name of an"),
+    "no bucket": ({"storage": "s3://"}, "names no bucket"),
+    "no Python": ({"python": ""}, "python: String should match"),
+    "a machine of any size": (
+        {"pools": {"a": {"cpus": 1, "memory_gb": 1e308}}}, "memory_gb: .* less than or equal",
+    ),
     "a number": ({"variables": {"OMP_NUM_THREADS": 4}}, "valid string"),
     "a relative shared folder": ({"shared": ["data"]}, "'data' is not an absolute path"),
     "a typing error": ({"storag": "s3://b"}, "did you mean 'storage'"),

@@ -243,7 +243,7 @@ def files(tmp_path_factory, teacher_folder, student_folder):
 
 @pytest.mark.parametrize("part", [pytest.param(n, marks=[pytest.mark.thorough] * (n > 0))
                                   for n in range(SHARE)])  # fmt: skip
-@pytest.mark.parametrize(("kind", "fewest"), [("recipe", 300), ("search", 35), ("cluster", 60)])
+@pytest.mark.parametrize(("kind", "fewest"), [("recipe", 300), ("search", 28), ("cluster", 52)])
 def test_a_value_is_accepted_or_refused_in_one_message(files, kind, fewest, part):
     cases = files[kind].cases
     assert len(cases) > fewest * len(VALUES)

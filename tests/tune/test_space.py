@@ -55,6 +55,17 @@ def test_random_configurations_lie_in_their_bounds_and_depend_on_seed_and_number
     assert one["c"] in (3, 4, 5) and type(one["c"]) is int and one["d"] in ("p", "q")
 
 
+def test_a_grid_that_nobody_can_list_is_refused_unless_trials_says_how_much():
+    space = {f"s{n}": {"grid": list(range(20))} for n in range(8)}
+    settings = SearchSettings.model_validate({"space": space})
+    with pytest.raises(UserError, match="more than 100,000 configurations; say with `trials`"):
+        listed_configurations(settings, Space(settings.space))
+    few = settings.model_copy(update={"trials": 21})
+    assert listed_configurations(few, Space(settings.space))[-1] == {
+        **{f"s{n}": 0 for n in range(6)}, "s6": 1, "s7": 0,
+    }  # fmt: skip
+
+
 def test_random_numbers_are_spread_as_asked():
     whole = space(b={"loguniform": [1e-5, 1e-1]}, c={"integer": [3, 5]})
     drawn = [whole.random(0, number) for number in range(400)]
