@@ -59,6 +59,24 @@ def test_ray_does_not_take_signals_for_itself(ray_cluster):
     assert subprocess.run([sys.executable, "-c", code, ray_cluster]).returncode == 0
 
 
+def test_a_signal_while_ray_starts_is_answered(sentray, tiny_recipe):
+    """Ray's own answer meanwhile is to end without a word, with exit code 15."""
+    recipe = sentray.recipe_file(tiny_recipe())
+    code = (
+        "import signal, sys\n"
+        "from ray._private.node import Node\n"
+        "Node.start_head_processes = lambda node: signal.raise_signal(signal.SIGTERM)\n"
+        "from pipeline.cli import command\n"
+        f"sys.argv = ['sentray', 'run', {recipe!r}]\n"
+        "sys.exit(command())\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=sentray.folder
+    )
+    assert found.returncode == 128 + signal.SIGTERM, found.stderr
+    assert found.stderr.startswith("sentray: ") and "Traceback" not in found.stderr
+
+
 def test_a_signal_where_nothing_can_be_raised_is_not_lost():
     """As in a weak reference's callback, of which Python only prints what it raises."""
     code = (

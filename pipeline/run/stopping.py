@@ -77,13 +77,17 @@ def asked_by_signals(asked: threading.Event, say: Callable[[str], None]) -> Iter
 @contextmanager
 def signals_kept() -> Iterator[None]:
     """Who handles signals stays who it was. Ray takes SIGTERM for itself when it starts, and then
-    ends without a word, its number for an exit code."""
+    ends without a word, its number for an exit code; one that comes meanwhile raises `Ended`."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Ray does not either
         return
     before = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         yield
+    except SystemExit as ended:
+        if ended.code == signal.SIGTERM:
+            raise Ended(signal.SIGTERM) from None
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
