@@ -152,7 +152,7 @@ class Nodes:
 
         found = requests.get(
             f"{self.dashboard}/nodes?view=summary",
-            headers={"Authorization": f"Bearer {self.token}"}, timeout=60,
+            headers={"Authorization": f"Bearer {self.token}"}, timeout=(2, 20),
         ).json()  # fmt: skip
         summary = found["data"]["summary"]
         alive = [one for one in summary if one.get("raylet", {}).get("state") == "ALIVE"]
