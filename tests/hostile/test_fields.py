@@ -241,6 +241,21 @@ def files(tmp_path_factory, teacher_folder, student_folder):
     return subjects(tmp_path_factory.mktemp("hostile"), teacher_folder, student_folder)
 
 
+@pytest.mark.parametrize(
+    ("kind", "path", "value"),
+    [
+        ("recipe", "train.max_steps", 3), ("search", "search.trials", 3),
+        ("search", "search.space.*.tied", "train.learning_rate"),
+        ("search", "search.space.*.factor", 2.0), ("search", "search.space.*.when", {}),
+        ("cluster", "pools.*.memory_gb", 8),
+    ],
+)  # fmt: skip
+def test_what_is_tried_is_right_but_for_one_value(files, kind, path, value):
+    """Else all would be refused for something else."""
+    with written(files[kind], tuple(path.split(".")), value):
+        files[kind].use()
+
+
 @pytest.mark.parametrize("part", [pytest.param(n, marks=[pytest.mark.thorough] * (n > 0))
                                   for n in range(SHARE)])  # fmt: skip
 @pytest.mark.parametrize(("kind", "fewest"), [("recipe", 300), ("search", 28), ("cluster", 52)])
