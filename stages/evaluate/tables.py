@@ -122,6 +122,8 @@ class TableSettings(Settings):
         """The rows of a path that is there."""
         if path.is_dir():
             raise UserError(f"{self.where}: that is a folder; name a file in it")
+        if not path.is_file():  # a device may never end
+            raise UserError(f"{self.where}: that is no ordinary file")
         return read_table(path)
 
     def label(self, row: Row, number: int) -> str:
