@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from cluster.manifests.names import is_variable
+from cluster.manifests.names import checked_variable
 from cluster.manifests.settings import ManifestSettings
 from pipeline.recipe.document import Document
 from pipeline.run.pools import PoolSettings, checked_pools
@@ -102,28 +102,18 @@ class ClusterSettings(Settings):
     @field_validator("token_variable")
     @classmethod
     def _is_a_name(cls, name: str | None) -> str | None:
-        if name is not None and not is_variable(name):
-            raise ValueError(
-                f"'{name[:3]}***' is not the name of an environment variable; the token itself is "
-                "its value"
-            )
-        return name
+        return None if name is None else checked_variable(name, "; the token itself is its value")
 
     @field_validator("pass_variables")
     @classmethod
     def _are_names(cls, names: list[str]) -> list[str]:
-        for name in names:
-            if not is_variable(name):
-                shown = f"{name.partition('=')[0]}=***" if "=" in name else name
-                raise ValueError(f"'{shown}' is not the name of an environment variable")
-        return names
+        return [checked_variable(name) for name in names]
 
     @field_validator("variables")
     @classmethod
     def _are_not_secret(cls, variables: dict[str, str]) -> dict[str, str]:
         for name, value in variables.items():
-            if not is_variable(name):
-                raise ValueError(f"'{name}' is not the name of an environment variable")
+            checked_variable(name)
             if "\0" in value:
                 raise ValueError(f"{name}: no variable can have a zero byte in its value")
             if clear_credential({name: value}):

@@ -44,9 +44,16 @@ def checked_object_name(name: str) -> str:
     return name
 
 
-def is_variable(name: str) -> bool:
-    """Whether an environment variable can be called so, for shells and for Kubernetes."""
-    return name.isascii() and name.isidentifier()
+def checked_variable(name: str, remedy: str = "") -> str:
+    """What an environment variable can be called, for shells and for Kubernetes.
+
+    Raises:
+        ValueError: it cannot; `remedy` ends the message, which shows no value that stands there.
+    """
+    if name.isascii() and name.isidentifier():
+        return name
+    shown = name.partition("=")[0] + "=" if "=" in name else name[:3]
+    raise ValueError(f"'{shown}***' is not the name of an environment variable{remedy}")
 
 
 def check_labels(labels: dict[str, str], where: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from cluster.manifests.cron import checked_schedule
-from cluster.manifests.names import checked_object_name, is_variable
+from cluster.manifests.names import checked_object_name, checked_variable
 from pipeline.run.pools import MOST_MEMORY
 from stages.credentials import clear_credential
 from stages.settings import Settings
@@ -114,11 +114,7 @@ class KubeRaySettings(Settings):
         for secret, names in secrets.items():
             checked_object_name(secret)
             for name in names:
-                if not is_variable(name):
-                    raise ValueError(
-                        f"{secret}: '{name[:3]}***' is not the name of an environment variable; "
-                        "values belong into the Secret itself"
-                    )
+                checked_variable(name, f" (in {secret}); values belong into the Secret itself")
                 if name in owners:
                     raise ValueError(f"{name} is in two Secrets, {owners[name]} and {secret}")
                 owners[name] = secret

@@ -18,6 +18,7 @@ WRONG = {
     ),
     "a value to pass": ({"pass_variables": ["HF_TOKEN=hf_abc123"]}, r"'HF_TOKEN=\*+' is not the n"),
     "a token as it is": ({"token_variable": "abc-abc123"}, r"'abc\*+' is not the name of an"),
+    "a secret to pass": ({"pass_variables": ["hf-abc123"]}, r"'hf-\*+' is not the name of an"),
     "no bucket": ({"storage": "s3://"}, "names no bucket"),
     "no Python": ({"python": ""}, "python: String should match"),
     "a machine of any size": (
