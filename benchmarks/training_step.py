@@ -77,7 +77,7 @@ def measure(way: str, steps: int) -> dict[str, float]:
              precision="bfloat16", log_every_steps=1)
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as name:
-        tokens, factors = make_rows(Path(name), student)
+        _, tokens, factors = make_rows(Path(name), student)
         teachers = [(factors, 1.0)]
         built = build_student(student, train.objectives, 0, autocast=True, teachers=teachers)
         built.packs = built.packs and way != "groups"
@@ -89,7 +89,7 @@ def measure(way: str, steps: int) -> dict[str, float]:
 
 
 def make_rows(folder, settings):  # type: ignore[no-untyped-def]
-    """Tokens of sentences, and random unit vectors."""
+    """Sentences, their tokens, and random unit vectors."""
     from stages.encoder.tokenizer import load_tokenizer
     from stages.rows import FactorRows, TokenRows, npy_bytes, unit_rows
 
@@ -110,7 +110,7 @@ def make_rows(folder, settings):  # type: ignore[no-untyped-def]
     for name, array in stored.items():
         (folder / f"{name}.npy").write_bytes(npy_bytes(array))
     tokens = TokenRows([(folder / "ids.npy", folder / "offsets.npy")])
-    return tokens, FactorRows([folder / "factors.npy"], NUM_ROWS)
+    return texts, tokens, FactorRows([folder / "factors.npy"], NUM_ROWS)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ HANDED_ON = [
 HALF = 3
 
 
-def settings_of(case, folder, zero_stage=None):
+def settings_of(case, folder, zero_stage=None, device="cpu"):
     """Student and training of a case; without a ZeRO stage they are the plain engine's."""
     train = dict(
         batch_size=16, log_every_steps=1, schedule="constant",
@@ -77,7 +77,7 @@ def settings_of(case, folder, zero_stage=None):
         }  # fmt: skip
         train |= dict(objectives=objectives, max_steps=4, learning_rate=1e-4)
     return (
-        StudentSettings(**student, dropout=0.0, device="cpu"), TrainSettings.model_validate(train)
+        StudentSettings(**student, dropout=0.0, device=device), TrainSettings.model_validate(train)
     )  # fmt: skip
 
 
@@ -132,13 +132,13 @@ def data_of(case, folder):
     return TrainingData(factors=factors, teacher_weights=weights, **whole)
 
 
-def trained(case, folder, engine_class, zero_stage=None, place=None, until=None):
+def trained(case, folder, engine_class, zero_stage=None, place=None, until=None, device="cpu"):
     """Metric rows and weights of a training on this worker.
 
     Args:
         place: of its checkpoints. until: the step after which it ends, with a checkpoint.
     """
-    student, settings = settings_of(case, folder, zero_stage)
+    student, settings = settings_of(case, folder, zero_stage, device)
     data = data_of(case, folder)
     teachers = list(zip(data.factors, data.teacher_weights, strict=True))
     built = build_student(student, settings.objectives, settings.seed, False, teachers)
