@@ -57,7 +57,7 @@ def out(folder, tmp_path_factory):
 
 
 def agree(found, expected):
-    """Losses, gradient norms and dev scores of two trainings, and their weights."""
+    """Losses and gradient norms of two trainings, and their weights."""
     for row, other in zip(found[0], expected[0], strict=True):
         for key in ("loss", "gradient_norm"):
             assert row[key] == pytest.approx(other[key], rel=2e-3, abs=2e-4), (row["step"], key)
