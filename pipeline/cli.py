@@ -145,6 +145,8 @@ def _encode(options: argparse.Namespace) -> int:
 def _lines(path: str) -> list[str]:
     """Lines of a text file, one sentence each."""
     try:
+        if path != "-" and Path(path).is_char_device():  # /dev/zero never ends
+            raise UserError(f"{path}: is a device; name a text file, or - for standard input")
         with sys.stdin if path == "-" else open(path, encoding="utf-8") as file:
             texts = [line.strip() for line in file]
     except OSError as error:

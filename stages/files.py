@@ -102,7 +102,7 @@ class Root:
         return Path(self.path(name)) if self.is_local else None
 
     def exists(self, name: str) -> bool:
-        info = self._asked(lambda: self.fs.get_file_info(self.path(name)))
+        info = self.asked(lambda: self.fs.get_file_info(self.path(name)))
         return bool(info.type != pafs.FileType.NotFound)
 
     def read(self, name: str) -> bytes:
@@ -116,7 +116,7 @@ class Root:
             with self.fs.open_input_stream(self.path(name)) as stream:
                 return bytes(stream.read())
 
-        return self._asked(read)
+        return self.asked(read)
 
     def read_now(self, name: str) -> bytes:
         """A small file that others write and delete meanwhile, as it is at one moment.
@@ -130,7 +130,7 @@ class Root:
         """
         if not self.is_local:
             with suppress(NoConditionalWrites):  # who writes such files says so (`create`)
-                return self._asked(lambda: read_object(self.uri, name))
+                return self.asked(lambda: read_object(self.uri, name))
         return self.read(name)
 
     def read_all(self, names: Iterable[str]) -> Sequence[bytes]:
@@ -145,13 +145,13 @@ class Root:
     def list(self, folder: str) -> list[str]:
         """Names (not paths) of what lies directly in `folder`; empty when there is no folder."""
         selector = pafs.FileSelector(self.path(folder), allow_not_found=True)
-        found = self._asked(lambda: self.fs.get_file_info(selector))
+        found = self.asked(lambda: self.fs.get_file_info(selector))
         return sorted(info.base_name for info in found if not half_written(info.base_name))
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Bytes of every file below `folder`, by its path inside it; one listing."""
         selector = pafs.FileSelector(self.path(folder), allow_not_found=True, recursive=True)
-        found = self._asked(lambda: self.fs.get_file_info(selector))
+        found = self.asked(lambda: self.fs.get_file_info(selector))
         files = (info for info in found if info.type == pafs.FileType.File)
         above = f"/{folder}/" if folder else f"{self.base}/"
         return {info.path.rpartition(above)[2]: info.size for info in files}
@@ -174,7 +174,7 @@ class Root:
         Raises:
             FileNotFoundError: there is none.
         """
-        info = self._asked(lambda: self.fs.get_file_info(self.path(name)))
+        info = self.asked(lambda: self.fs.get_file_info(self.path(name)))
         if info.type == pafs.FileType.NotFound:
             raise FileNotFoundError(name)
         return max(0.0, time.time() - info.mtime_ns / 1e9)
@@ -200,7 +200,7 @@ class Root:
                     shutil.copyfileobj(given, stream, PIECE_BYTES)
 
         try:
-            self._asked(write)
+            self.asked(write)
         except FileNotFoundError as error:  # no folder can be made, as in /proc
             raise storage_error(self.uri, error) from error
 
@@ -217,7 +217,7 @@ class Root:
         """
         if not self.is_local:
             # whose answer was lost finds its own file, and waits until it is stale
-            return self._asked(lambda: create_object(self.uri, name, data))
+            return self.asked(lambda: create_object(self.uri, name, data))
 
         def create() -> bool:
             path = self.path(name)
@@ -229,7 +229,7 @@ class Root:
                 return False
             return True
 
-        return self._asked(create)
+        return self.asked(create)
 
     def put_folder(self, local: Path, name: str) -> None:
         """Copies the files of a local folder to `name`; whoever reads it needs a marker file."""
@@ -282,7 +282,7 @@ class Root:
                 stream = None
                 raise
 
-        while piece := self._asked(read):
+        while piece := self.asked(read):
             to.write(piece)  # out here: a full disk is not the storage's fault
             offset += len(piece)
         stream.close()
@@ -304,7 +304,7 @@ class Root:
                 self.fs.delete_file(self.path(name))
 
         with suppress(FileNotFoundError):
-            self._asked(delete)
+            self.asked(delete)
 
     def delete_all(self, names: Iterable[str]) -> None:
         """As `delete`, REQUESTS_AT_ONCE of them under way."""
@@ -312,8 +312,12 @@ class Root:
             for _ in pool.map(self.delete, names):
                 pass
 
-    def _asked(self, request: Callable[[], T]) -> T:
-        """The answer of the storage, which is given time to recover if it is a remote one."""
+    def asked(self, request: Callable[[], T]) -> T:
+        """What is asked of the storage, which is given time to recover if it is a remote one.
+
+        Raises:
+            StorageError: it cannot be read or written.
+        """
         try:
             return request() if self.is_local else self._patience.ask(request)
         except FileNotFoundError:

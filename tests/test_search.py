@@ -51,7 +51,7 @@ def times(folder, pattern):
 
 
 @pytest.mark.thorough
-def test_a_killed_search_goes_on_and_trains_nothing_twice(sentray, tune):
+def test_a_killed_search_goes_on_and_trains_nothing_twice(sentray, tune, monkeypatch):
     grid = {
         # better, then worse: some finish, and the last ones never do
         RATE: {"grid": [3e-3, 1e-4, 1e-3, 1e-2]},
@@ -60,12 +60,16 @@ def test_a_killed_search_goes_on_and_trains_nothing_twice(sentray, tune):
     }
     settings = {"confirm": {"settings": 2, "seeds": 2}, "keep": 1}
     file = tune(grid, "train.max_steps=24", **settings)
-    process = sentray.start("tune", file)
+    temporary = sentray.folder / "temporary"
+    temporary.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setenv("TMPDIR", str(temporary))
+        process = sentray.start("tune", file)
     sentray.wait(process, lambda: len(trials_of(sentray)) >= 3)
     process.kill()
     process.communicate()
     sentray.wait_for_idle()
-    (scratch,) = sentray.folder.glob("runs/work/ray/tune-*")
+    (scratch,) = temporary.glob("sentray-tune-*")  # Tune's own record
     assert not list(scratch.rglob("*.safetensors"))
     before = {one["fingerprint"]: one for one in trials_of(sentray)}
     results = times(sentray.folder / "runs", "trial/*/manifest.json")

@@ -7,6 +7,7 @@ there. Its own record of the experiment is scratch.
 import logging
 import math
 import os
+import tempfile
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -128,35 +129,48 @@ def fit(
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     # that its own record, which nobody reads, cannot be written is no news: ours says so itself
     logging.getLogger("ray.tune.execution.experiment_state").setLevel(logging.CRITICAL)
-    root = search.store.root
-    scratch = f"work/ray/tune-{search.name}"
-    root.delete(scratch)  # of a search that was killed
     board = start_board()
     asking = _Asking(lambda: asked.is_set() or reports.error is not None, board)
     trainable = tune.with_parameters(TrialActor, board=board)
-    # a member's state must be where every machine can read it; nothing else is kept there
-    tuner = tune.Tuner(
-        tune.with_resources(trainable, _bundle(reservation)),
-        param_space=param_space,
-        tune_config=TuneConfig(
-            search_alg=suggestions, scheduler=scheduler, num_samples=-1 if suggestions else 1,
-            max_concurrent_trials=max_concurrent, reuse_actors=True,
-            trial_name_creator=attrgetter("trial_id"), trial_dirname_creator=attrgetter("trial_id"),
-        ),
-        run_config=RunConfig(
-            name="tune", storage_path=root.path(scratch), storage_filesystem=root.fs, verbose=0,
-            callbacks=[reports, asking], stop=asking,
-            # states of a population; without `False` every trial would leave its weights here
-            checkpoint_config=CheckpointConfig(num_to_keep=4, checkpoint_at_end=False),
-            # a process that died is replaced, and the trial goes on at its checkpoint
-            failure_config=FailureConfig(max_failures=search.recipe.train.max_failures),
-        ),
-    )  # fmt: skip
-    try:
-        with _environment(QUIET_TUNE):
-            tuner.fit()
+
+    def tuner(place: dict[str, Any]) -> tune.Tuner:
+        return tune.Tuner(
+            tune.with_resources(trainable, _bundle(reservation)),
+            param_space=param_space,
+            tune_config=TuneConfig(
+                search_alg=suggestions, scheduler=scheduler, num_samples=-1 if suggestions else 1,
+                max_concurrent_trials=max_concurrent, reuse_actors=True,
+                trial_name_creator=attrgetter("trial_id"),
+                trial_dirname_creator=attrgetter("trial_id"),
+            ),
+            run_config=RunConfig(
+                **place, name="tune", verbose=0, callbacks=[reports, asking], stop=asking,
+                # states of a population; without `False` every trial would leave its weights here
+                checkpoint_config=CheckpointConfig(num_to_keep=4, checkpoint_at_end=False),
+                # a process that died is replaced, and the trial goes on at its checkpoint
+                failure_config=FailureConfig(max_failures=search.recipe.train.max_failures),
+            ),
+        )  # fmt: skip
+
+    with _environment(QUIET_TUNE), _scratch(search, shared=param_space is not None) as place:
+        # it tries whether it can write there; an object store is given time
+        search.store.root.asked(lambda: tuner(place)).fit()
         if reports.error is not None:
             raise reports.error
+
+
+@contextmanager
+def _scratch(search: Search, shared: bool) -> Iterator[dict[str, Any]]:
+    """Where Tune keeps its own record of the experiment, as settings of its run: on this machine,
+    but for a population, whose members' states every machine must be able to read."""
+    if not shared:
+        with tempfile.TemporaryDirectory(prefix="sentray-tune-") as folder:
+            yield {"storage_path": folder}
+        return
+    root, scratch = search.store.root, f"work/ray/tune-{search.name}"
+    root.delete(scratch)  # of a search that was killed
+    try:
+        yield {"storage_path": root.path(scratch), "storage_filesystem": root.fs}
     except BaseException:
         with suppress(StorageError):  # what went wrong first is what is said
             root.delete(scratch)

@@ -22,7 +22,8 @@ WORDS = [
 # WORD is what is tried, RECIPE a recipe that nobody has run, HERE an empty folder
 COMMANDS = [
     "plan WORD", "run WORD", "tune WORD", "show WORD", "show x --storage WORD",
-    "similarity WORD a b", "encode WORD texts.txt HERE/v.npy", "compare x WORD",
+    "similarity WORD a b", "encode WORD texts.txt HERE/v.npy", "encode no-model WORD HERE/v.npy",
+    "compare x WORD",
     "compare x --storage WORD", "evaluate WORD --on no.tsv", "evaluate no-model --on WORD",
     "new WORD --yes --out HERE/new.yaml", "pull WORD --to HERE/pulled",
     "submit RECIPE --cluster WORD", "jobs list --cluster WORD", "doctor --cluster WORD",
