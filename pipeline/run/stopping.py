@@ -45,8 +45,10 @@ def _raised_again() -> Iterator[None]:
     def hook(told: "sys.UnraisableHookArgs") -> None:
         if isinstance(told.exc_value, Ended):
             number = told.exc_value.exit_code - 128
-            # by another thread: this one would be in the middle of the same callback
-            threading.Timer(0.01, signal.raise_signal, [number]).start()
+            # by another thread: this one would be in the middle of the same callback; but to this
+            # one: what it waits for is only interrupted by a signal of its own
+            main = threading.main_thread().ident
+            threading.Timer(0.01, signal.pthread_kill, [main, number]).start()
         else:
             before(told)
 
