@@ -11,12 +11,9 @@ import pytest
 
 from tests.support import REPOSITORY
 from tests.support.command import Sentray
-from tests.support.environment import set_environment
 from tests.support.models import make_model
 from tests.support.recipes import overridden, tiny, write_recipe
 from tests.support.s3 import s3_server
-
-set_environment()  # before torch is imported
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,23 +1,23 @@
 """Two commands at once on one storage: each stage is made once, and none is lost."""
 
-import shutil
 import signal
 from collections import Counter
 
 import pytest
 
+from stages.recipe import Recipe
 from tests.support.command import student_weights, wait_until
+from tests.support.here import make_here
 from tests.support.recipes import setting, write_recipe
 
 
 @pytest.fixture
-def undisturbed(sentray, tiny_recipe, made_once, tmp_path):
-    """Weights of the student that a run with these changes makes when it is alone."""
+def undisturbed(tiny_recipe, tmp_path):
+    """Weights of the student of a recipe with these changes, made by one process without Ray."""
 
     def weights(*overrides):
-        shutil.copytree(made_once, tmp_path / "alone")
         recipe = tiny_recipe(*overrides, f"storage={tmp_path}/alone")
-        sentray("run", sentray.recipe_file(recipe), "--only", "train")
+        make_here(Recipe.model_validate(recipe), "train")
         return student_weights(recipe["storage"])
 
     return weights

@@ -18,7 +18,7 @@ NUM_SHARDS = 400
 
 def test_a_training_saves_a_checkpoint_first(sentray, tiny_recipe, inputs_made, tmp_path):
     recipe = tiny_recipe(
-        "train.max_steps=600", "train.checkpoint_every_steps=100000", "train.dev.every_steps=200",
+        "train.max_steps=300", "train.checkpoint_every_steps=100000", "train.dev.every_steps=100",
         "evaluate.speed=false",
     )  # fmt: skip
     file = sentray.recipe_file(recipe)
@@ -34,7 +34,7 @@ def test_a_training_saves_a_checkpoint_first(sentray, tiny_recipe, inputs_made, 
     assert "Traceback" not in err
     (saved,) = (tmp_path / "runs").glob("work/train/*/step-*/complete.json")
     step = int(saved.parent.name.split("-")[1])
-    assert 0 < step < 600
+    assert 0 < step < 300
     assert not list((tmp_path / "runs").glob("leases/*/*/*.json"))
     out = sentray("run", file, "--only", "train")
     goes_on, _, first_line = out.partition("train             step ")

@@ -13,7 +13,9 @@ from pipeline.run.hosts import make_on_workers
 from pipeline.run.work import works_of
 from stages.contract import Workers
 from stages.errors import UserError
+from stages.recipe import Recipe
 from tests.support.command import student_file, student_weights
+from tests.support.here import make_here
 from tests.support.models import make_model, make_sentences
 from tests.support.recipes import setting
 
@@ -69,16 +71,16 @@ def test_two_workers_train_every_method_as_one_does(sentray, tiny_recipe, inputs
         "train.log_every_steps=1", "train.max_steps=4", "train.learning_rate=0.0001",
         "train.dev.every_steps=2", "evaluate.speed=false",
     )  # fmt: skip
-    file = sentray.recipe_file(recipe)
-    sentray("run", file)
+    make_here(Recipe.model_validate(recipe), "train")
 
     keys = ("loss", "infonce", "rank_regression", "soft_negative", "masked_language",
             "replaced_token", "denoising", "gradient_norm", "dev_spearman",
             "agreement")  # fmt: skip
     expected, weights = trained(recipe, keys)
     sentray(
-        "run", file, "--only", "train", "--force", "train", "--set", "train.num_workers=2",
-        "--set", "train.zero_stage=3", "--set", "train.cpus_per_worker=1",
+        "run", sentray.recipe_file(recipe), "--only", "train", "--force", "train",
+        "--set", "train.num_workers=2", "--set", "train.zero_stage=3",
+        "--set", "train.cpus_per_worker=1",
     )  # fmt: skip
     figures, found = trained(recipe, keys)
     np.testing.assert_allclose(figures, expected, rtol=2e-4, atol=2e-4)

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from tests.chaos.arena import arena_in
 from tests.chaos.play import Outcome, Play
-from tests.support.environment import set_environment
 
 
 def seeds_of(text: str) -> range:
@@ -27,7 +26,6 @@ def main() -> int:
     parser.add_argument("seeds", type=seeds_of, help="one number, or FIRST-LAST")
     parser.add_argument("--out", type=Path, help="file that gets a JSON line for each seed")
     given = parser.parse_args()
-    set_environment()
     failed, outcomes = [], []
     with tempfile.TemporaryDirectory() as folder, arena_in(Path(folder)) as arena:
         print(f"subjects: {', '.join(arena.subjects)}", flush=True)

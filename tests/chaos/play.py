@@ -67,6 +67,7 @@ class Play:
         """Until the faults are over and a run has ended well."""
         arena, schedule = self._arena, self._schedule
         subject = self._subject
+        arena.know(subject)
         arena.begin(self._storage, frozenset() if schedule.again else subject.lacking)
         self._num_writes = arena.num_writes(subject)
         self._begin_run()

@@ -11,7 +11,9 @@ import yaml
 from cluster.server import JobServer
 from cluster.settings import load_cluster
 from stages.files import Root
+from stages.recipe import Recipe
 from tests.support.command import wait_until
+from tests.support.here import make_here
 from tests.support.models import make_sentences
 from tests.support.recipes import setting
 from tune.trials import TrialLog
@@ -19,24 +21,33 @@ from tune.trials import TrialLog
 pytestmark = pytest.mark.thorough
 
 NUM_SHARDS = 30
+# What a training needs
+INPUTS = ("tokens", "embed:t")
+ONLY_TRAIN = ("run", "--only", "train")
 until = partial(wait_until, pause=0.3)
 
 
 @pytest.fixture
-def root(s3, tmp_path):
-    return Root(s3.format(tmp_path.name))
+def uri(s3, tmp_path):
+    return s3.format(tmp_path.name)
+
+
+@pytest.fixture
+def root(uri):
+    return Root(uri)
 
 
 @pytest.fixture
 def recipe(lab, tiny_recipe, tmp_path):
-    """Many shards and steps, so that a kill finds work half done; written as recipe.yaml."""
+    """Many shards and steps, so that a kill finds work half done, and nothing is evaluated but
+    sizes. Written as recipe.yaml."""
     text = tmp_path / "many.txt"
     text.write_text("\n".join(make_sentences(64 * NUM_SHARDS)) + "\n")
 
     def write(*overrides):
         whole = tiny_recipe(
             f"sentences.path={text}", "sentences.rows_per_shard=64", "train.max_steps=60",
-            "train.checkpoint_every_steps=5", "evaluate.speed=false",
+            "train.checkpoint_every_steps=5", "evaluate.speed=false", "evaluate.sts=[]",
             "ranks={corpus_size: 500, dimensions: 32}", "teachers.0.similarity=ranks", *overrides,
         )  # fmt: skip
         (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(whole))
@@ -64,6 +75,19 @@ def contents(root):
     return found
 
 
+def make_at(storage, whole, *names):
+    """Makes in this process what these nodes need, and them; returns a recipe with that storage."""
+    recipe = whole | {"storage": str(storage)}
+    make_here(Recipe.model_validate(recipe), *names)
+    return recipe
+
+
+def check_made(root, alone):
+    """All that an undisturbed run has made is there, and is the same."""
+    expected, found = contents(Root(str(alone))), contents(root)
+    assert {folder: found.get(folder) for folder in expected} == expected
+
+
 def records(root, kind):
     """Finished shards of a kind of artifact, and when each was written."""
     from pyarrow import fs
@@ -78,12 +102,12 @@ WORKER = ("--labels=sentray-pool=work",)
 
 
 def test_machines_lost_while_they_embed_and_while_one_trains(
-    lab, nodes, root, recipe, sentray, tmp_path, cluster_file
+    lab, nodes, root, recipe, tmp_path, cluster_file
 ):
     """Two machines embed, one trains. One that is at it goes, another comes. What was finished is
     not made again."""
     cluster_file(pools={"work": {"cpus": 1, "nodes": [2, 2], "stages": {"embed": {}, "train": {}}}})
-    whole = recipe()
+    whole = recipe("train.max_steps=200", "train.checkpoint_every_steps=20")
     machines = [2, 3]
     for number in machines:
         nodes.start_worker(number, options=WORKER)
@@ -105,9 +129,8 @@ def test_machines_lost_while_they_embed_and_while_one_trains(
     made = records(root, "embed")
     assert finished.items() <= made.items()
     print(len(finished), "shards of", len(made), "were there when the first machine was lost")
-    file = sentray.recipe_file(whole | {"storage": str(tmp_path / "undisturbed")})
-    sentray("run", file)
-    assert contents(root) == contents(Root(str(tmp_path / "undisturbed")))
+    make_at(tmp_path / "undisturbed", whole, "train")
+    check_made(root, tmp_path / "undisturbed")
 
 
 def is_working(title, word):
@@ -148,15 +171,16 @@ def checkpoints(root):
     ]
 
 
-def test_two_training_workers_lose_a_machine(lab, nodes, root, recipe, tmp_path, sentray):
+def test_two_training_workers_lose_a_machine(lab, nodes, uri, root, recipe, tmp_path, sentray):
     """One DeepSpeed worker on each; the lost machine is missed aloud, replaced by another, training
     goes on there, and the student is the same."""
     whole = recipe(
         "train.num_workers=2", "train.cpus_per_worker=1", "train.zero_stage=2",
         "train.max_steps=40", "teachers.0.similarity=cosine",
     )  # fmt: skip
+    make_at(uri, whole, *INPUTS)
     nodes.start_worker(2)
-    job = submitted(lab)
+    job = submitted(lab, *ONLY_TRAIN)
     until(lambda: checkpoints(root))
     nodes.kill(2)
     server = JobServer(load_cluster("lab"))
@@ -166,88 +190,75 @@ def test_two_training_workers_lose_a_machine(lab, nodes, root, recipe, tmp_path,
     nodes.tidy()
     assert "goes on after step" in out
     assert "train             done in" in out
-    file = sentray.recipe_file(whole | {"storage": str(tmp_path / "undisturbed")})
-    sentray("run", file)
-    assert contents(root) == contents(Root(str(tmp_path / "undisturbed")))
+    alone = make_at(tmp_path / "undisturbed", whole, *INPUTS)
+    sentray("run", sentray.recipe_file(alone), "--only", "train")
+    check_made(root, tmp_path / "undisturbed")
 
 
-def test_a_machine_that_joins_late_is_used(lab, nodes, root, recipe):
-    recipe("sentences.rows_per_shard=4")  # work for a minute, longer than a machine takes to join
-    lab("submit", "recipe.yaml", "--cluster", "lab", "run", "--only", "sentences")
+def test_a_machine_that_joins_late_is_used(lab, nodes, uri, root, recipe):
+    """The work is for a minute, longer than a machine takes to join; then the job is stopped."""
+    make_at(uri, recipe("sentences.rows_per_shard=4"), "sentences")
     job = submitted(lab, "run", "--only", "embed")
     until(lambda: records(root, "embed"))
     nodes.start_worker(2)
     server = JobServer(load_cluster("lab"))
-    used = []
 
-    def seen_or_over():
-        used.extend(title for title in nodes.titles(2) if is_working(title, "ShardActor"))
-        return used or server.job(job).status.is_terminal()
+    def seen():
+        assert not server.job(job).status.is_terminal(), server.get_job_logs(job)
+        return any(is_working(title, "ShardActor") for title in nodes.titles(2))
 
-    until(seen_or_over)
-    nodes.kill(2)
-    lab("jobs", "logs", job, "--cluster", "lab")
-    assert used
+    until(seen)
+    lab("jobs", "stop", job, "--cluster", "lab")
 
 
-def test_the_head_lost_in_the_middle(lab, nodes, root, recipe, sentray, tmp_path):
+def test_the_head_lost_in_the_middle(lab, nodes, uri, root, recipe, tmp_path):
     """A new cluster knows nothing of the job; the same command goes on with it."""
-    whole = recipe()
-    job = submitted(lab)
-    until(lambda: [f for f in root.list("work/train") if len(root.list(f"work/train/{f}"))])
-    finished = {kind: records(root, kind) for kind in ("embed", "tokens", "ranks")}
+    whole = recipe("train.max_steps=200", "train.checkpoint_every_steps=20")
+    make_at(uri, whole, "tokens", "ranks:t")
+    job = submitted(lab, *ONLY_TRAIN)
+    until(lambda: checkpoints(root))
     nodes.kill(1)
     nodes.start_head()
     out = lab("jobs", "logs", job, "--cluster", "lab", code=2)
     assert "knows no job or recipe" in out
-    out = lab("submit", "recipe.yaml", "--cluster", "lab")
+    out = lab("submit", "recipe.yaml", "--cluster", "lab", *ONLY_TRAIN)
     assert f"submitted {job}\n" in out
-    assert "embed" not in out.partition("starting Ray")[0]
-    for kind, before in finished.items():
-        assert records(root, kind) == before
-    file = sentray.recipe_file(whole | {"storage": str(tmp_path / "undisturbed")})
-    sentray("run", file)
-    assert contents(root) == contents(Root(str(tmp_path / "undisturbed")))
+    assert "goes on after step" in out
+    make_at(tmp_path / "undisturbed", whole, "train")
+    check_made(root, tmp_path / "undisturbed")
 
 
 def test_two_people_submit_the_same_at_once_and_the_one_that_trains_is_killed(
-    lab, nodes, root, recipe, sentray, tmp_path, monkeypatch
+    lab, nodes, uri, root, recipe, tmp_path, monkeypatch
 ):
     whole = recipe("train.max_steps=1000", "train.checkpoint_every_steps=50")
+    make_at(uri, whole, "tokens", "ranks:t")
     monkeypatch.setenv("LOGNAME", "ann")
-    first = submitted(lab)
-    until(lambda: records(root, "embed"))
-    monkeypatch.setenv("LOGNAME", "bob")
-    second = submitted(lab)
-    assert first != second
+    first = submitted(lab, *ONLY_TRAIN)
     server = JobServer(load_cluster("lab"))
-    until(lambda: "waits for" in server.get_job_logs(second))
-
-    def trains(job):
-        """Either may: the first that asks, once what it needs is there."""
-        return "train             step" in server.get_job_logs(job)
-
-    until(lambda: checkpoints(root) and (trains(first) or trains(second)))
-    killed, left = (first, second) if trains(first) else (second, first)
-    os.kill(int(server.job(killed).driver_info.pid), signal.SIGKILL)
-    out = lab("jobs", "logs", left, "--cluster", "lab")
+    until(lambda: "train             started" in server.get_job_logs(first))
+    monkeypatch.setenv("LOGNAME", "bob")
+    second = submitted(lab, *ONLY_TRAIN)
+    assert first != second
+    until(lambda: checkpoints(root) and "waits for" in server.get_job_logs(second))
+    os.kill(int(server.job(first).driver_info.pid), signal.SIGKILL)
+    out = lab("jobs", "logs", second, "--cluster", "lab")
     assert "train             takes over from" in out
-    assert (out + server.get_job_logs(killed)).count("embed:t           done") == 1
-    assert "student after" in out
+    assert "train             done in" in out
     lab("jobs", "status", first, "--cluster", "lab")
-    file = sentray.recipe_file(whole | {"storage": str(tmp_path / "undisturbed")})
-    sentray("run", file)
-    assert contents(root) == contents(Root(str(tmp_path / "undisturbed")))
+    make_at(tmp_path / "undisturbed", whole, "train")
+    check_made(root, tmp_path / "undisturbed")
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_machine_that_leaves_with_notice_loses_nothing(
-    lab, nodes, root, recipe, cluster_file, workers
+    lab, nodes, uri, root, recipe, cluster_file, workers
 ):
-    """What a power cut costs a notice does not: no shard and no step is made twice. The training
-    lasts until that is seen, however fast a machine is; then the job is stopped."""
+    """What a power cut costs a notice does not: no step is made twice. The training lasts until
+    that is seen, however fast a machine is; then the job is stopped. Of two workers' case a machine
+    leaves while it embeds, too."""
     cluster_file(pools={"work": {"cpus": 1, "nodes": [2, 2], "stages": {"embed": {}, "train": {}}}})
-    recipe(
+    whole = recipe(
         f"train.num_workers={workers}", "train.cpus_per_worker=1", "train.max_steps=100000",
         "train.log_every_steps=1", "train.checkpoint_every_steps=400", "train.dev.every_steps=1",
         "teachers.0.similarity=cosine",
@@ -265,9 +276,13 @@ def test_a_machine_that_leaves_with_notice_loses_nothing(
 
     for number in machines:
         nodes.start_worker(number, options=WORKER)
-    job = submitted(lab)
-    until(lambda: len(records(root, "embed")) > 3)
-    one_leaves("ShardActor")
+    if workers == 1:
+        make_at(uri, whole, *INPUTS)
+        job = submitted(lab, *ONLY_TRAIN)
+    else:
+        job = submitted(lab)
+        until(lambda: len(records(root, "embed")) > 3)
+        one_leaves("ShardActor")
     until(only_trains)  # actors that have nothing to do any more are there for a while
     one_leaves("_make_there" if workers == 1 else "RayTrainWorker")
     nodes.start_worker(5, options=WORKER)
@@ -283,7 +298,7 @@ def test_a_machine_that_leaves_with_notice_loses_nothing(
 
 
 def test_a_search_loses_a_machine_and_then_its_head(
-    lab, nodes, root, recipe, sentray, tmp_path, cluster_file
+    lab, nodes, uri, root, recipe, sentray, tmp_path, cluster_file
 ):
     """Trials on three machines. One leaves with notice, one is lost, the search goes on with the
     third, and then that is lost with the head. In the end each trial has the score of an
@@ -299,6 +314,7 @@ def test_a_search_loses_a_machine_and_then_its_head(
         setting("search", search), "train.max_steps=1000", "train.checkpoint_every_steps=100000",
         "teachers.0.similarity=cosine", "train.cpus_per_worker=1",
     )  # fmt: skip
+    make_at(uri, whole, *INPUTS)
     machines = [2, 3, 4]
     for number in machines:
         nodes.start_worker(number, options=WORKER)
@@ -333,8 +349,8 @@ def test_a_search_loses_a_machine_and_then_its_head(
     assert len(before) < len(now) == len(rates)
     assert {key: now[key] for key in before} == before
     print("trials that had ended before the head was lost:", len(before))
-    file = sentray.recipe_file(whole | {"storage": str(tmp_path / "undisturbed")})
-    sentray("tune", file)
+    alone = make_at(tmp_path / "undisturbed", whole, *INPUTS)
+    sentray("tune", sentray.recipe_file(alone))
     undisturbed = TrialLog(Root(str(tmp_path / "undisturbed")), "tune/tiny")
     assert {key: one.score for key, one in now.items()} == {
         one.fingerprint: one.score for one in undisturbed

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def set_environment() -> None:
-    """For this process and those that it starts; before torch is imported."""
+    """For this process and those that it starts."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
