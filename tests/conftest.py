@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import tests.support.environment  # noqa: F401 - before what imports numpy
 from tests.support import REPOSITORY
 from tests.support.command import Sentray
 from tests.support.models import make_model

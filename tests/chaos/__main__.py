@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
+import tests.support.environment  # noqa: F401 - before what imports numpy
 from tests.chaos.arena import arena_in
 from tests.chaos.play import Outcome, Play
 
