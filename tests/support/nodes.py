@@ -100,8 +100,14 @@ class Nodes:
         if small is not None:
             environment["TMPDIR"] = str(small)
         join = [f"--address={NETWORK}.1:6379", *options]
+        before = self.alive()  # one of this number that was killed counts as alive for a while
         self._start(number, join, num_cpus, environment, small)
-        wait_until(lambda: f"{NETWORK}.{number}" in self.alive(), pause=0.5)
+
+        def joined() -> bool:
+            new = self.alive().items() - before.items()
+            return f"{NETWORK}.{number}" in dict(new).values()
+
+        wait_until(joined, pause=0.5)
 
     def kill(self, number: int) -> None:
         """Takes a node away as a power cut does."""
@@ -146,8 +152,8 @@ class Nodes:
             self.kill(int(name.rpartition("-")[2]))
         _ip("link", "del", self._bridge, check=False)
 
-    def alive(self) -> set[str]:
-        """Addresses of the nodes that the cluster counts as alive."""
+    def alive(self) -> dict[str, str]:
+        """Addresses of the nodes that the cluster counts as alive, by Ray's ids of them."""
         import requests
 
         found = requests.get(
@@ -156,7 +162,7 @@ class Nodes:
         ).json()  # fmt: skip
         summary = found["data"]["summary"]
         alive = [one for one in summary if one.get("raylet", {}).get("state") == "ALIVE"]
-        return {one.get("ip", "") for one in alive}
+        return {one["raylet"]["nodeId"]: one.get("ip", "") for one in alive}
 
     def titles(self, number: int) -> list[str]:
         """What the processes of a node call themselves: `ray::...` for those that work."""
