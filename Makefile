@@ -1,6 +1,7 @@
 # make quickstart   sets up what the quickstart needs, then runs recipes/quickstart.yaml
 # make test         sets up the rest, then runs the tests
 # make test-all     make test, then the tests that it leaves out: long ones, and kills in every place
+# make test-long    tests that take minutes each, which neither of them runs
 # make lint         sets up the rest, then formatter, linter, type checker
 PYTHON ?= python3
 VENV := .venv
@@ -11,7 +12,7 @@ TORCH_CPU := torch==2.13.0
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # templates are no modules
 
-.PHONY: quickstart test test-all lint
+.PHONY: quickstart test test-all test-long lint
 .PHONY: test-quick test-ray
 .DEFAULT_GOAL := quickstart
 
@@ -26,11 +27,14 @@ test: $(VENV)/.dev
 test-all: test
 	$(BIN)/python -m pytest tests -m thorough
 
+test-long: $(VENV)/.dev
+	$(BIN)/python -m pytest tests -m long
+
 test-quick:
-	$(BIN)/python -m pytest tests -m "not thorough and not ray"
+	$(BIN)/python -m pytest tests -m "not thorough and not long and not ray"
 
 test-ray:
-	$(BIN)/python -m pytest tests -m "not thorough and ray"
+	$(BIN)/python -m pytest tests -m "not thorough and not long and ray"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

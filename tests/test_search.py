@@ -113,7 +113,7 @@ def test_a_killed_search_goes_on_and_trains_nothing_twice(sentray, tune, monkeyp
     assert page.count("<svg") >= 3 and "Two settings" in page
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_more_trials_another_space_and_another_search_read_what_is_there(sentray, tune):
     file = tune({RATE: {"loguniform": [1e-4, 1e-2]}}, trials=2, scheduler="none")
     sentray("tune", file)
@@ -269,7 +269,7 @@ def test_a_population(sentray, tune):
     assert "starting Ray" not in sentray("tune", file)
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_population_that_is_asked_to_stop_ends(sentray, tune):
     """No member has ended, so none is kept."""
     changes = ["train.max_steps=3000", "train.dev.every_steps=30"]

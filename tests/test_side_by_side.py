@@ -99,7 +99,7 @@ def test_a_search_waits_for_what_a_run_makes(sentray, tiny_recipe):
     }  # fmt: skip
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_second_search_waits_and_finds_what_the_first_has_found(sentray, tiny_recipe, tmp_path):
     recipe = tiny_recipe("train.max_steps=4", "evaluate.speed=false", setting("evaluate.sts", []))
     recipe["search"] = {"space": {"train.learning_rate": {"grid": [1e-3, 2e-3]}}, "metric": "loss"}
@@ -113,7 +113,7 @@ def test_a_second_search_waits_and_finds_what_the_first_has_found(sentray, tiny_
     assert len([line for line in lines if '"status": "finished"' in line]) >= 2
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_recipes_of_other_names_share_what_they_both_need(sentray, tiny_recipe, undisturbed):
     """Artifacts bear the name of the recipe that made them; the other one finds them anyway."""
     overrides = ("evaluate.speed=false",)

@@ -18,8 +18,6 @@ from tests.support.models import make_sentences
 from tests.support.recipes import setting
 from tune.trials import TrialLog
 
-pytestmark = pytest.mark.thorough
-
 NUM_SHARDS = 30
 # What a training needs
 INPUTS = ("tokens", "embed:t")
@@ -102,6 +100,7 @@ def records(root, kind):
 WORKER = ("--labels=sentray-pool=work",)
 
 
+@pytest.mark.thorough
 def test_machines_lost_while_they_embed_and_while_one_trains(
     lab, nodes, root, recipe, tmp_path, cluster_file
 ):
@@ -172,6 +171,7 @@ def checkpoints(root):
     ]
 
 
+@pytest.mark.long
 def test_two_training_workers_lose_a_machine(lab, nodes, uri, root, recipe, tmp_path, sentray):
     """One DeepSpeed worker on each; the lost machine is missed aloud, replaced by another, training
     goes on there, and the student is the same."""
@@ -196,6 +196,7 @@ def test_two_training_workers_lose_a_machine(lab, nodes, uri, root, recipe, tmp_
     check_made(root, tmp_path / "undisturbed")
 
 
+@pytest.mark.thorough
 def test_a_machine_that_joins_late_is_used(lab, nodes, uri, root, recipe):
     """The work is for a minute, longer than a machine takes to join; then the job is stopped."""
     make_at(uri, recipe("sentences.rows_per_shard=4"), "sentences")
@@ -212,6 +213,7 @@ def test_a_machine_that_joins_late_is_used(lab, nodes, uri, root, recipe):
     lab("jobs", "stop", job, "--cluster", "lab")
 
 
+@pytest.mark.thorough
 def test_the_head_lost_in_the_middle(lab, nodes, uri, root, recipe, tmp_path):
     """A new cluster knows nothing of the job; the same command goes on with it."""
     whole = recipe("train.max_steps=200", "train.checkpoint_every_steps=20")
@@ -229,6 +231,7 @@ def test_the_head_lost_in_the_middle(lab, nodes, uri, root, recipe, tmp_path):
     check_made(root, tmp_path / "undisturbed")
 
 
+@pytest.mark.thorough
 def test_two_people_submit_the_same_at_once_and_the_one_that_trains_is_killed(
     lab, nodes, uri, root, recipe, tmp_path, monkeypatch
 ):
@@ -251,6 +254,7 @@ def test_two_people_submit_the_same_at_once_and_the_one_that_trains_is_killed(
     check_made(root, tmp_path / "undisturbed")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("workers", "process"), [(1, "_make_there"), (2, "RayTrainWorker")])
 def test_a_machine_that_leaves_with_notice_loses_nothing(
     lab, nodes, uri, root, recipe, cluster_file, workers, process
@@ -281,6 +285,7 @@ def test_a_machine_that_leaves_with_notice_loses_nothing(
     assert sorted(steps) == list(range(1, len(steps) + 1)), "some were made again, or not told of"
 
 
+@pytest.mark.long
 def test_a_search_loses_a_machine_and_then_its_head(
     lab, nodes, uri, root, recipe, sentray, tmp_path, cluster_file
 ):
