@@ -188,16 +188,17 @@ def test_a_trial_whose_process_is_killed(sentray, tune, max_failures):
 
 
 @pytest.mark.thorough
-def test_a_search_that_is_asked_to_stop_puts_its_trials_away(sentray, tune):
-    """No checkpoint is due but the one that the wish to stop brings. (What one worker's trials do
-    when they have to go is in tests/cluster/test_loss.py.)"""
-    num_steps = 160
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_search_that_is_asked_to_stop_puts_its_trials_away(sentray, tune, workers):
+    """No checkpoint is due but the one that the wish to stop brings."""
+    num_steps = 600 if workers == 1 else 160
     changes = [
         f"train.max_steps={num_steps}", "train.dev.every_steps=20", "train.log_every_steps=1",
         "train.checkpoint_every_steps=100000", "train.max_failures=0",
-        "train.num_workers=2", "train.cpus_per_worker=1",
+        f"train.num_workers={workers}", "train.cpus_per_worker=1",
     ]  # fmt: skip
-    file = tune({RATE: {"grid": [1e-3]}}, *changes, scheduler="none", concurrency=1)
+    rates = [1e-3, 1e-4] if workers == 1 else [1e-3]
+    file = tune({RATE: {"grid": rates}}, *changes, scheduler="none", concurrency=1)
     process = sentray.start("tune", file)
     for line in process.stdout:
         if "1 running" in line:  # it has told of its first steps
@@ -213,7 +214,8 @@ def test_a_search_that_is_asked_to_stop_puts_its_trials_away(sentray, tune):
     assert 0 < len(before) < num_steps
 
     sentray("tune", file)
-    (trial,) = trials_of(sentray)
+    trial, *others = trials_of(sentray)
+    assert len(others) == len(rates) - 1
     assert [point[0] for point in trial["curve"]] == list(range(20, num_steps + 1, 20))
     assert history_of(sentray, trial)[: len(before)] == before  # times are in it: not made again
 

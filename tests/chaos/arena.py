@@ -130,10 +130,6 @@ class Arena:
     def _plan(self, *settings: str) -> Plan:
         return make_plan(load_recipe(str(self._file), settings))
 
-    def _undisturbed(self, *arguments: object) -> None:
-        running = self.start(*arguments)
-        assert running.end() == 0, running.output
-
     def _subjects(self, plan: Plan) -> dict[str, Subject]:
         """Makes what the recipe alone does not, but for what `know` makes."""
         found = {}
@@ -152,7 +148,7 @@ class Arena:
             found["train"], made=made, lacking=made, settings=TWO_WORKERS
         )
         before = set(manifests(self._root))
-        self._undisturbed("tune", self._search)
+        _undisturbed(self.start("tune", self._search))
         made = frozenset(set(manifests(self._root)) - before)
         found["search"] = Subject("starting Ray", made, frozenset(), weight=MANY)
         return found
@@ -214,13 +210,15 @@ class Arena:
             return self.start("tune", self._search)
         options = [] if whole else ["--only", subject.node]
         options += ["--force", subject.node] * again
-        return self.start("run", self._file, *options, *_overrides(subject))
+        for setting in subject.settings:
+            options += ["--set", setting]
+        return self.start("run", self._file, *options)
 
     def know(self, subject: Subject) -> None:
         """Makes what an undisturbed run makes with other settings, where that is not known yet."""
         if subject.settings and not subject.made <= self.made.keys():
             self.prepare(str(self.reference))
-            self._undisturbed("run", self._file, "--only", subject.node, *_overrides(subject))
+            _undisturbed(self.run(subject, whole=False, again=False))
             self.made = manifests(self._root)
 
     def begin(self, storage: Storage, without: frozenset[str]) -> None:
@@ -320,8 +318,8 @@ class Arena:
         self.stop_cluster()
 
 
-def _overrides(subject: Subject) -> list[str]:
-    return [text for setting in subject.settings for text in ("--set", setting)]
+def _undisturbed(running: Running) -> None:
+    assert running.end() == 0, running.output
 
 
 def _kill(node: Any) -> None:

@@ -197,8 +197,9 @@ def test_two_training_workers_lose_a_machine(lab, nodes, uri, root, recipe, tmp_
 
 
 @pytest.mark.thorough
-def test_a_machine_that_joins_late_is_used(lab, nodes, uri, root, recipe):
-    """The work is for a minute, longer than a machine takes to join; then the job is stopped."""
+def test_a_machine_that_joins_late_is_used_and_may_leave_again(lab, nodes, uri, root, recipe):
+    """The work is for a minute, longer than a machine takes to join. The machine is taken away with
+    notice while it embeds: its actor makes way, and nothing that is there is made again."""
     make_at(uri, recipe("sentences.rows_per_shard=4"), "sentences")
     job = submitted(lab, "run", "--only", "embed")
     until(lambda: records(root, "embed"))
@@ -210,7 +211,10 @@ def test_a_machine_that_joins_late_is_used(lab, nodes, uri, root, recipe):
         return any(is_working(title, "ShardActor") for title in nodes.titles(2))
 
     until(seen)
-    lab("jobs", "stop", job, "--cluster", "lab")
+    before = records(root, "embed")
+    nodes.leave(2)
+    assert "embed:t           done in" in lab("jobs", "logs", job, "--cluster", "lab")
+    assert before.items() <= records(root, "embed").items()
 
 
 @pytest.mark.thorough
