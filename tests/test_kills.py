@@ -41,24 +41,22 @@ RANKS = [
     "train.objectives={infonce: {}, listnet: {}, rank_regression: {combine: sum}}",
 ]
 
-# What is killed: the command's options, stages that must have started, and what they have written
+# What is killed: stages that must have started, and what they have written
 KILLS = [
-    ([], ["sentences", "evaluate:before:size", "evaluate:t:size"], ""),
-    (["--only", "embed:t"], ["embed:t"], "embed/*/shards/*.json"),
-    ([], ["ranks:t", "evaluate:t+ranks:size"], "ranks/*/shards/*.json"),
-    ([], ["train"], "work/train/*/step-*/complete.json"),
-    ([], ["export"], ""),
+    (["sentences", "evaluate:before:size", "evaluate:t:size"], ""),
+    (["ranks:t", "evaluate:t+ranks:size"], "ranks/*/shards/*.json"),
+    (["train"], "work/train/*/step-*/complete.json"),
 ]
 
-PUBLISH_ONCE = ("sentences", "embed", "tokens", "ranks", "train", "export")
+PUBLISH_ONCE = ("sentences", "ranks", "train")
 
 NUM_SHARDS = 94
 
 
-def kill_and_check(sentray, recipe, options, stages, ledger, before):
+def kill_and_check(sentray, recipe, stages, ledger, before):
     """Kills a run; returns what is finished, of which nothing in `before` was made again."""
     file = sentray.recipe_file(recipe)
-    process = sentray.start("run", file, *options)
+    process = sentray.start("run", file)
     root = Path(recipe["storage"])
     kill_when(sentray, process, stages, lambda: not ledger or list(root.glob(ledger)))
     sentray.wait_for_idle()

@@ -187,8 +187,10 @@ def test_a_trial_whose_process_is_killed(sentray, tune, max_failures):
         assert by_state["failed"]["retryable"]
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    "workers",
+    [pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.thorough)],
+)
 def test_a_search_that_is_asked_to_stop_puts_its_trials_away(sentray, tune, workers):
     """No checkpoint is due but the one that the wish to stop brings."""
     num_steps = 600 if workers == 1 else 160

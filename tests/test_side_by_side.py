@@ -83,7 +83,7 @@ def test_who_waits_takes_over_from_a_killed_run(sentray, tiny_recipe, inputs_mad
     assert student_weights(recipe["storage"]) == undisturbed(*LONG)
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_a_search_waits_for_what_a_run_makes(sentray, tiny_recipe):
     """The inputs of its trials are what the run makes at this moment."""
     recipe = tiny_recipe("train.max_steps=4", "evaluate.speed=false", setting("evaluate.sts", []))

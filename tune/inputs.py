@@ -27,12 +27,13 @@ def preparations(search: Search) -> list[Recipe]:
 
 def _preparing(search: Search) -> list[Configuration]:
     """Configurations that have all inputs between them."""
-    if search.settings.lists_configurations and search.settings.scheduler != "population":
+    waiting = [name for name in search.space.dimensions if _changes_inputs(search, name)]
+    listed = search.settings.lists_configurations and search.settings.scheduler != "population"
+    if listed and waiting:
         return listed_configurations(search.settings, search.space)
     # settings that are chosen while it runs: those that change the inputs must be listed, and so
     # must those that they depend on
     needed: dict[str, Dimension] = {}
-    waiting = [name for name in search.space.dimensions if _changes_inputs(search, name)]
     while waiting:
         name = waiting.pop()
         dimension = search.space.dimensions[name]

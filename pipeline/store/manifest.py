@@ -4,16 +4,18 @@ import gc
 import json
 import os
 import platform
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, field
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
 
 from pydantic import ConfigDict, TypeAdapter
 
 from stages.encoder.hub import models_in, named, settled
+from stages.errors import UserError
 from stages.text import clock
 
 # A field that is not known here is of a later version, which may mean more than can be read
@@ -141,8 +143,18 @@ def new_manifest(
 
 
 def versions_here() -> dict[str, str]:
-    """Of the packages that decide what is computed, as this process has them."""
-    return {name: version(name) for name in ("sentray", "torch", "transformers", "ray")}
+    """Of the packages that decide what is computed, as this process has them.
+
+    Raises:
+        UserError: one is not installed, as in a folder of sources that was only copied.
+    """
+    try:
+        return {name: version(name) for name in ("sentray", "torch", "transformers", "ray")}
+    except PackageNotFoundError as error:
+        raise UserError(
+            f"{error.name} is not installed in {sys.prefix}: install Sentray there, by "
+            "`pip install .` in the folder of its sources"
+        ) from None
 
 
 def _commits(identity: dict[str, Any]) -> dict[str, str]:

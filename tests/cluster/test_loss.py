@@ -240,7 +240,7 @@ def test_the_head_lost_in_the_middle(lab, nodes, uri, root, recipe, tmp_path):
     check_made(root, tmp_path / "undisturbed")
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_two_people_submit_the_same_at_once_and_the_one_that_trains_is_killed(
     lab, nodes, uri, root, recipe, tmp_path, monkeypatch
 ):
@@ -263,8 +263,13 @@ def test_two_people_submit_the_same_at_once_and_the_one_that_trains_is_killed(
     check_made(root, tmp_path / "undisturbed")
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(("workers", "process"), [(1, "_make_there"), (2, "RayTrainWorker")])
+@pytest.mark.parametrize(
+    ("workers", "process"),
+    [
+        pytest.param(1, "_make_there", marks=pytest.mark.thorough),
+        pytest.param(2, "RayTrainWorker", marks=pytest.mark.long),
+    ],
+)
 def test_a_machine_that_leaves_with_notice_loses_nothing(
     lab, nodes, uri, root, recipe, cluster_file, workers, process
 ):

@@ -12,6 +12,7 @@ from pipeline.plan.graph import build_graph
 from pipeline.plan.plan import make_plan, plan_text
 from pipeline.recipe.read import load_recipe
 from pipeline.run.runner import named
+from pipeline.store.manifest import versions_here
 from stages.errors import UserError
 from stages.recipe import Recipe
 from tests.support.here import make_here
@@ -254,6 +255,15 @@ def test_a_begun_name_is_every_node_that_begins_so():
     assert named("evaluate:after", nodes) == ["evaluate:after:STS", "evaluate:after+256d:STS"]
     assert named("evaluate", nodes) == [*nodes][:3]
     assert named("evaluate:after+256d", nodes) == ["evaluate:after+256d:STS"]
+
+
+def test_sources_that_nobody_installed_are_one_message(monkeypatch):
+    def version(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("pipeline.store.manifest.version", version)
+    with pytest.raises(UserError, match="sentray is not installed in .*: install Sentray there"):
+        versions_here()
 
 
 def test_other_versions_are_a_note(tmp_path, teacher_folder, student_folder):
