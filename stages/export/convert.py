@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stages.errors import UserError
-
 # Where a variant's file is in the student's folder.
 FILES = {
     "onnx": "onnx/model.onnx",
@@ -25,24 +23,14 @@ FILES = {
     "bf16": "model.bf16.safetensors",
 }
 OUTPUT = "last_hidden_state"
-MOST_BYTES = 2**31  # of one ONNX file: protobuf's limit
+MORE = ".data"  # the weights' own file, beside a graph of more than 1.5 GB: protobuf ends at 2.1 GB
 
 
 def write_onnx(student: Any, file: Path) -> None:
-    """The transformer of a SentenceTransformer as an ONNX graph, float32, any batch and length.
-
-    Raises:
-        UserError: its weights do not fit into one file.
-    """
+    """The transformer of a SentenceTransformer as an ONNX graph, float32, any batch and length."""
     import torch
 
     backbone = student.transformers_model
-    num_bytes = sum(p.numel() * p.element_size() for p in backbone.parameters())
-    if num_bytes >= MOST_BYTES:
-        raise UserError(
-            f"export.variants: the student has {num_bytes / 1e9:.1f} GB of weights, and an ONNX "
-            "file holds 2.1 GB at most; take onnx and openvino out"
-        )
     known = inspect.signature(backbone.forward).parameters
     sample = student.tokenizer(["a sentence", "another one, of other length"], padding=True,
                                return_tensors="pt")  # fmt: skip
@@ -65,7 +53,7 @@ def write_onnx(student: Any, file: Path) -> None:
         )  # fmt: skip
     assert program is not None
     file.parent.mkdir(parents=True, exist_ok=True)
-    program.save(str(file), external_data=False)
+    program.save(str(file))
 
 
 def quantise_onnx(source: Path, file: Path) -> None:
@@ -78,8 +66,9 @@ def quantise_onnx(source: Path, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with quiet("root"):
         quantize_dynamic(
-            str(source), str(file), weight_type=QuantType.QInt8, per_channel=True, reduce_range=True
-        )
+            str(source), str(file), weight_type=QuantType.QInt8, per_channel=True,
+            reduce_range=True, use_external_data_format=Path(f"{source}{MORE}").exists(),
+        )  # fmt: skip
 
 
 def write_openvino(source: Path, file: Path) -> None:

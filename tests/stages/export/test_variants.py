@@ -2,6 +2,7 @@
 
 import json
 import math
+import tempfile
 from dataclasses import replace
 
 import numpy as np
@@ -95,6 +96,23 @@ def test_a_variant_gives_the_students_vectors(references, tmp_path, kind, varian
     assert proof.megabytes > 0
     assert 0 < proof.times_as_fast[1] <= proof.times_as_fast[0] <= proof.times_as_fast[2]
     assert refusal(GateSettings(cosine=LOWEST[variant]), proof) == ""
+
+
+def test_graphs_beyond_protobufs_limit_have_their_weights_beside_them(
+    references, tmp_path, monkeypatch
+):
+    """Every graph of a student counts as large here."""
+    for name in MODULES["onnx-int8"]:
+        pytest.importorskip(name)
+    from torch.onnx._internal.exporter import _onnx_program
+
+    monkeypatch.setattr(_onnx_program, "_LARGE_MODEL_THRESHOLD", 1)
+    reference = replace(references["Bert"], temporary=tempfile.TemporaryDirectory())
+    for variant in ("onnx", "onnx-int8"):
+        target = tmp_path / variant
+        write_variant(variant, reference, target)
+        assert (target / f"{FILES[variant]}.data").stat().st_size > 10_000
+        assert prove(variant, reference, target, Silent()).cosine > LOWEST[variant]
 
 
 def test_a_template_is_in_a_tokenizer_that_optimums_transformers_4_knows(references):
