@@ -204,7 +204,7 @@ def test_a_machine_that_joins_late_is_used_and_may_leave_as_the_last(
     with notice are let go in the midst of it though there is no other. One that comes later goes
     on; nothing that is there is made again."""
     cluster_file(pools={"work": {"cpus": 1, "nodes": [1, 2], "stages": {"embed": {}}}})
-    make_at(uri, recipe("sentences.rows_per_shard=2"), "sentences")
+    make_at(uri, recipe("sentences.rows_per_shard=4"), "sentences")
     nodes.start_worker(2, options=WORKER)
     job = submitted(lab, "run", "--only", "embed")
     until(lambda: records(root, "embed"))
