@@ -92,10 +92,8 @@ def _run(options: argparse.Namespace) -> int:
 def _plan(options: argparse.Namespace) -> int:
     from pipeline.plan.plan import make_plan, plan_text
     from pipeline.recipe.read import load_recipe
-    from pipeline.store.manifest import no_collection
 
-    with no_collection():
-        print(plan_text(make_plan(load_recipe(options.recipe, options.set))))
+    print(plan_text(make_plan(load_recipe(options.recipe, options.set))))
     return 0
 
 

@@ -165,7 +165,7 @@ class Root:
         base = self.path(folder)
         for place, _, names in os.walk(base):
             inside = place[len(base) + 1 :]
-            found.update(f"{inside}/{name}" if inside else name for name in names)
+            found.update(map(f"{inside}/".__add__, names) if inside else names)
         return found
 
     def age(self, name: str) -> float:
