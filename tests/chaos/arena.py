@@ -131,7 +131,7 @@ class Arena:
         return make_plan(load_recipe(str(self._file), settings))
 
     def _subjects(self, plan: Plan) -> dict[str, Subject]:
-        """Makes what the recipe alone does not, but for what `know` makes."""
+        """What the search makes is known once it has been made: see `know`."""
         found = {}
         for name in (name for name, one in plan.nodes.items() if not one.spare):
             lacking = {name}
@@ -147,10 +147,7 @@ class Arena:
         found["train by two"] = dataclasses.replace(
             found["train"], made=made, lacking=made, settings=TWO_WORKERS
         )
-        before = set(manifests(self._root))
-        _undisturbed(self.start("tune", self._search))
-        made = frozenset(set(manifests(self._root)) - before)
-        found["search"] = Subject("starting Ray", made, frozenset(), weight=MANY)
+        found["search"] = Subject("starting Ray", frozenset(), frozenset(), weight=MANY)
         return found
 
     def _build(self) -> dict[str, Any]:
@@ -214,12 +211,18 @@ class Arena:
             options += ["--set", setting]
         return self.start("run", self._file, *options)
 
-    def know(self, subject: Subject) -> None:
-        """Makes what an undisturbed run makes with other settings, where that is not known yet."""
-        if subject.settings and not subject.made <= self.made.keys():
-            self.prepare(str(self.reference))
-            _undisturbed(self.run(subject, whole=False, again=False))
-            self.made = manifests(self._root)
+    def know(self, name: str) -> Subject:
+        """A subject by its name; what an undisturbed run makes of it is made, if it was not yet:
+        by a search, and with other settings than the recipe's."""
+        subject = self.subjects[name]
+        if (subject.node and not subject.settings) or subject.made & self.made.keys():
+            return subject
+        self.prepare(str(self.reference))
+        _undisturbed(self.run(subject, whole=False, again=False))
+        before, self.made = self.made, manifests(self._root)
+        made = frozenset(self.made.keys() - before.keys())
+        subject = self.subjects[name] = dataclasses.replace(subject, made=made)
+        return subject
 
     def begin(self, storage: Storage, without: frozenset[str]) -> None:
         """A storage with the recipe's artifacts as the undisturbed run made them, but for some.

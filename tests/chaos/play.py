@@ -50,7 +50,6 @@ class Play:
 
     def __init__(self, arena: Arena, schedule: Schedule) -> None:
         self._arena, self._schedule = arena, schedule
-        self._subject = arena.subjects[schedule.subject]
         self._storage: Storage = arena.storages[schedule.storage]
         self._draws = random.Random(schedule.seed + 1)
         self._runs: list[Running] = []
@@ -66,8 +65,7 @@ class Play:
     def run(self) -> None:
         """Until the faults are over and a run has ended well."""
         arena, schedule = self._arena, self._schedule
-        subject = self._subject
-        arena.know(subject)
+        subject = self._subject = arena.know(schedule.subject)
         arena.begin(self._storage, frozenset() if schedule.again else subject.lacking)
         self._num_writes = arena.num_writes(subject)
         self._begin_run()

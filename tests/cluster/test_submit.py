@@ -14,8 +14,10 @@ import yaml
 from cluster.jobs import follow
 from cluster.server import JobServer
 from cluster.settings import load_cluster
+from pipeline.recipe.read import load_recipe
 from stages.files import Root
 from tests.support.chat_server import ChatServer, Reply, rewrite_of
+from tests.support.here import make_here
 from tests.support.nodes import HERE
 from tests.support.recipes import setting
 from tests.support.secrets import EXTRA, SECRET, chat, left_by
@@ -123,12 +125,13 @@ def test_what_is_wrong_here_is_said_here(lab, tiny_recipe, monkeypatch, cluster_
 @pytest.mark.thorough
 def test_a_job_that_is_stopped_saves_its_checkpoint_first(lab, tiny_recipe, s3, tmp_path):
     """Followed from here in a process that is frozen in between, as in a laptop that is closed."""
-    from stages.files import Root
-
     root = Root(s3.format(tmp_path.name))
     file = small(tiny_recipe, "train.max_steps=100000", "train.checkpoint_every_steps=100000")
+    make_here(load_recipe(file, [f"storage={root.uri}"]), "tokens", "embed:t")
+    only_train = ("run", "--only", "train")
+    command = ["submit", file, "--cluster", "lab", *only_train]
     process = subprocess.Popen(
-        [sys.executable, "-m", "pipeline.cli", "submit", file, "--cluster", "lab"],
+        [sys.executable, "-m", "pipeline.cli", *command],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ),
     )  # fmt: skip
     lines = []
@@ -143,7 +146,7 @@ def test_a_job_that_is_stopped_saves_its_checkpoint_first(lab, tiny_recipe, s3, 
     until("train             step")
     job = next(line.split()[1] for line in lines if line.startswith("submitted"))
     process.send_signal(signal.SIGSTOP)
-    out = lab("submit", file, "--cluster", "lab", "--detach")
+    out = lab("submit", file, "--cluster", "lab", "--detach", *only_train)
     assert f"{job} is running already" in out
     out = lab("jobs", "stop", "tiny", "--cluster", "lab")
     assert "submit it again to go on" in out
@@ -159,7 +162,8 @@ def test_a_job_that_is_stopped_saves_its_checkpoint_first(lab, tiny_recipe, s3, 
 def test_following_goes_on_after_a_lost_connection(lab, tiny_recipe, nodes, s3, tmp_path):
     """The connection is cut twice; every line of the log is printed once."""
     server = JobServer(load_cluster("lab"))
-    out = lab("submit", small(tiny_recipe), "--cluster", "lab", "--detach")
+    sentences = ("run", "--only", "sentences")
+    out = lab("submit", small(tiny_recipe), "--cluster", "lab", "--detach", *sentences)
     job = out.partition("submitted ")[2].split()[0]
     text, cuts = [], []
 
@@ -174,3 +178,4 @@ def test_following_goes_on_after_a_lost_connection(lab, tiny_recipe, nodes, s3, 
     follow(server, job, text.append)
     whole = "".join(part for part in text if not part.startswith("(connection lost"))
     assert whole == server.get_job_logs(job)
+    assert len(cuts) == 2
