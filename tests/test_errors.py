@@ -38,7 +38,7 @@ SLOW = {"the same under Ray Train"}  # two workers start
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[pytest.mark.thorough] * (case in SLOW)) for case in BAD]
+    "case", [pytest.param(case, marks=[pytest.mark.long] * (case in SLOW)) for case in BAD]
 )
 def test_errors_of_workers_reach_the_user_as_one_message(
     sentray, tiny_recipe, inputs_made, tmp_path, case
