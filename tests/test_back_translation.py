@@ -71,7 +71,7 @@ def test_a_killed_translation_loses_no_finished_unit(sentray, tiny_recipe, maria
     assert "= translate:pivot" in plan and "+ perturb:pivot" in plan
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_perturbing_beside_teachers_on_one_core_ends(tiny_recipe, marian, tmp_path):
     """Two back-translations (two passes each), a teacher and tokens ask for all cores at once."""
     second = translation(marian, no_repeat_ngram=3) | {"name": "second"}

@@ -157,8 +157,10 @@ def trial_processes():
     return found
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("max_failures", [0, 2])
+@pytest.mark.parametrize(
+    "max_failures",
+    [pytest.param(0, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.thorough)],
+)
 def test_a_trial_whose_process_is_killed(sentray, tune, max_failures):
     changes = [
         "train.max_steps=300", "train.dev.every_steps=20", "train.checkpoint_every_steps=20",
@@ -189,7 +191,7 @@ def test_a_trial_whose_process_is_killed(sentray, tune, max_failures):
 
 @pytest.mark.parametrize(
     "workers",
-    [pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.thorough)],
+    [pytest.param(1, marks=pytest.mark.thorough), pytest.param(2, marks=pytest.mark.long)],
 )
 def test_a_search_that_is_asked_to_stop_puts_its_trials_away(sentray, tune, workers):
     """No checkpoint is due but the one that the wish to stop brings."""

@@ -15,8 +15,10 @@ from stages import files
 from stages.errors import StorageError, StorageSilent
 from stages.files import Root
 from stages.patience import VARIABLE, Patience, is_transient
+from stages.recipe import Recipe
 from tests.pipeline.store.test_artifacts import publish
 from tests.support.faulty import faulty_proxy
+from tests.support.here import make_here
 
 # Arrow's client makes a request for some six seconds by itself
 OUTAGE = 9.0
@@ -152,9 +154,7 @@ def test_a_store_that_is_silent_beyond_patience_costs_a_restart(
     recipe = tiny_recipe("train.max_failures=1", "sentences.rows_per_shard=50")
     recipe["storage"] = faulty.root.format(f"silent-{failures}-{again}")
     file = sentray.recipe_file(recipe)
-    sentray("run", file, "--only", "sentences")
-    if again:
-        sentray("run", file, "--only", "embed")
+    make_here(Recipe.model_validate(recipe), "embed:t" if again else "sentences")
     silent, healed, records = threading.Event(), threading.Event(), []
 
     def fault(number, method, path):
