@@ -28,9 +28,10 @@ def preparations(search: Search) -> list[Recipe]:
 def _preparing(search: Search) -> list[Configuration]:
     """Configurations that have all inputs between them."""
     waiting = [name for name in search.space.dimensions if _changes_inputs(search, name)]
-    listed = search.settings.lists_configurations and search.settings.scheduler != "population"
-    if listed and waiting:
-        return listed_configurations(search.settings, search.space)
+    if search.settings.lists_configurations and search.settings.scheduler != "population":
+        every = listed_configurations(search.settings, search.space)  # refused if it is too large
+        if waiting:
+            return every
     # settings that are chosen while it runs: those that change the inputs must be listed, and so
     # must those that they depend on
     needed: dict[str, Dimension] = {}
