@@ -143,12 +143,13 @@ class Encoder(nn.Module):
             count: told the tokens and the positions, padding included, of every batch.
         """
         out = np.empty((len(texts), self.dimension), dtype=np.float32)
+        most = self.settings.batch_tokens(self.device.type)
         was_training = self.training
         self.eval()
         with torch.inference_mode():
             for start, rows in self._tokenised_windows(texts, kinds):
                 lengths = np.fromiter((len(row) for row in rows), np.int64, count=len(rows))
-                for batch in token_budget_batches(lengths, self.settings.tokens_per_batch):
+                for batch in token_budget_batches(lengths, most):
                     ids, mask = pad([rows[i] for i in batch], self.tokenizer.pad_id)
                     if count is not None:
                         count(int(lengths[batch].sum()), ids.size)

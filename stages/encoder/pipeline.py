@@ -89,7 +89,7 @@ class PipelineEncoder:
         prompt = settings.prompts.get(kind) if kind else None
         options = {
             "prompt": (settings.prompt or "") if prompt is None else prompt,
-            "batch_size": max(1, settings.tokens_per_batch // settings.max_length),
+            "batch_size": max(1, settings.batch_tokens(self.device.type) // settings.max_length),
             "show_progress_bar": False,
         }
         try:

@@ -27,6 +27,9 @@ RESERVED = {
 }  # fmt: skip
 # The student that the recipe at hand trains, as the model of an encoder that uses it.
 OWN_STUDENT = RECIPE_PREFIX
+# Most tokens of one inference batch, unless it is set. On a GPU, MiniLM encodes 1.8 times as many
+# sentences/s with 16,384 as with 4,096, and with 65,536 hardly more.
+BATCH_TOKENS = {"cpu": 4096, "cuda": 16_384}
 
 
 class ModelSettings(Settings):
@@ -121,8 +124,11 @@ class EncoderSettings(ModelSettings):
         description="promptbert: add a period where the text does not end in one of . ? \" '; "
         "sncse: add a space and a period where it does not end in punctuation.",
     )
-    tokens_per_batch: int = execution(
-        4096, ge=1, description="Most tokens of one inference batch, padding included."
+    tokens_per_batch: int | None = execution(
+        None,
+        ge=1,
+        description="Most tokens of one inference batch, padding included; unless it is set, "
+        "4,096 on a CPU and 16,384 on a GPU.",
     )
     device: Literal["auto", "cpu", "cuda"] = execution(
         "auto", description="auto: the GPU that Ray assigned, if there is one."
@@ -182,6 +188,10 @@ class EncoderSettings(ModelSettings):
         if (self.encode_arguments or self.pooling == "pipeline") and self.trained:
             raise ValueError("pooling 'pipeline' cannot be trained; choose cls, mean, last or mask")
         return self
+
+    def batch_tokens(self, device: str) -> int:
+        """Most tokens of one inference batch on a kind of device, "cpu" or "cuda"."""
+        return self.tokens_per_batch or BATCH_TOKENS[device]
 
     def given(self, *names: str) -> list[str]:
         """Those of these settings that are not at their defaults."""

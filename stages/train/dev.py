@@ -91,7 +91,8 @@ class _Vectors:
         self._engine, self._count = engine, len(rows)
         self._batches = []
         lengths = np.array([len(row) for row in rows])
-        for batch in token_budget_batches(lengths, encoder.settings.tokens_per_batch):
+        most = encoder.settings.batch_tokens(encoder.device.type)
+        for batch in token_budget_batches(lengths, most):
             ids, mask = pad([rows[i] for i in batch], encoder.tokenizer.pad_id)
             tensors = [torch.from_numpy(x).to(encoder.device) for x in (ids, mask)]
             self._batches.append((batch, tensors[0], tensors[1]))

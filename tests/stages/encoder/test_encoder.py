@@ -26,7 +26,7 @@ MASK_TEMPLATE = 'The "{sentence}" means {mask} .'
     [dict(pooling="mean"), dict(pooling="cls"), dict(pooling="mask", template=MASK_TEMPLATE)],
     ids=lambda options: options["pooling"],
 )
-@pytest.mark.parametrize("tokens_per_batch", [1, 100, 10**6])
+@pytest.mark.parametrize("tokens_per_batch", [1, 100, 10**6, None])
 def test_batches_change_nothing(student_folder, options, tokens_per_batch, monkeypatch):
     """Against a slow twin: one sentence at a time through transformers itself."""
     monkeypatch.setattr(stages.encoder.model, "WINDOW_ROWS", 16)
@@ -48,6 +48,12 @@ def test_batches_change_nothing(student_folder, options, tokens_per_batch, monke
         where = ids[0].tolist().index(tokenizer.mask_token_id) if "[MASK]" in text else 0
         expected = states.mean(0) if options["pooling"] == "mean" else states[where]
         np.testing.assert_allclose(vector, expected, atol=1e-5)
+
+
+def test_an_unset_batch_is_larger_on_a_gpu():
+    unset, small = EncoderSettings(model="m"), EncoderSettings(model="m", tokens_per_batch=7)
+    assert [unset.batch_tokens(device) for device in ("cpu", "cuda")] == [4096, 16_384]
+    assert [small.batch_tokens(device) for device in ("cpu", "cuda")] == [7, 7]
 
 
 def test_truncation_shortens_the_sentence_and_never_the_template(student_folder):
