@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-from functools import partial
 
 import pytest
 import yaml
@@ -22,7 +21,24 @@ NUM_SHARDS = 30
 # What a training needs
 INPUTS = ("tokens", "embed:t")
 ONLY_TRAIN = ("run", "--only", "train")
-until = partial(wait_until, pause=0.3)
+
+
+def until(job, happened):
+    """Until something is so while a job runs; returns what `happened` did.
+
+    Args:
+        happened: called with the job's log.
+    """
+    server, found = JobServer(load_cluster("lab")), []
+
+    def seen():
+        log = server.get_job_logs(job)
+        assert not server.job(job).status.is_terminal(), log
+        found[:] = [happened(log)]
+        return found[0]
+
+    wait_until(seen, pause=0.3)
+    return found[0]
 
 
 @pytest.fixture
@@ -107,7 +123,7 @@ def test_machines_lost_while_they_embed_and_while_one_trains(
     """Two machines embed, one trains. One that is at it goes, another comes. What was finished is
     not made again."""
     cluster_file(pools={"work": {"cpus": 1, "nodes": [2, 2], "stages": {"embed": {}, "train": {}}}})
-    whole = recipe("train.max_steps=200", "train.checkpoint_every_steps=20")
+    whole = recipe("train.max_steps=400", "train.checkpoint_every_steps=20")
     machines = [2, 3]
     for number in machines:
         nodes.start_worker(number, options=WORKER)
@@ -117,12 +133,13 @@ def test_machines_lost_while_they_embed_and_while_one_trains(
         victim = one_at_work(nodes, machines, job, title)
         nodes.kill(victim)
         machines[machines.index(victim)] = victim + 2
-        nodes.start_worker(victim + 2, options=WORKER)
+        # While it joins, work goes on, and may end, on the other.
+        nodes.start_worker(victim + 2, options=WORKER, wait=False)
 
-    until(lambda: len(records(root, "embed")) > 3)
+    until(job, lambda log: len(records(root, "embed")) > 3)
     finished = records(root, "embed")
     lose_one("ShardActor")
-    until(lambda: checkpoints(root))
+    until(job, lambda log: checkpoints(root))
     lose_one("_make_there")
     lab("jobs", "logs", job, "--cluster", "lab")
     nodes.tidy()
@@ -142,24 +159,15 @@ def is_working(title, word):
 
 def one_at_work(nodes, machines, job, word):
     """A machine with such a process, once there is one."""
-    found = []
 
-    def seen():
-        log_of_running(job)
-        for number in machines:
-            if any(is_working(title, word) for title in nodes.titles(number)):
-                found.append(number)
-        return found
+    def at_it(log):
+        return [
+            number
+            for number in machines
+            if any(is_working(title, word) for title in nodes.titles(number))
+        ]
 
-    until(seen)
-    return found[0]
-
-
-def log_of_running(job):
-    server = JobServer(load_cluster("lab"))
-    log = server.get_job_logs(job)
-    assert not server.job(job).status.is_terminal(), log
-    return log
+    return until(job, at_it)[0]
 
 
 def checkpoints(root):
@@ -182,10 +190,9 @@ def test_two_training_workers_lose_a_machine(lab, nodes, uri, root, recipe, tmp_
     make_at(uri, whole, *INPUTS)
     nodes.start_worker(2)
     job = submitted(lab, *ONLY_TRAIN)
-    until(lambda: checkpoints(root))
+    until(job, lambda log: checkpoints(root))
     nodes.kill(2)
-    server = JobServer(load_cluster("lab"))
-    until(lambda: "there is room for 1 of 2 workers of 1 core(s)" in server.get_job_logs(job))
+    until(job, lambda log: "there is room for 1 of 2 workers of 1 core(s)" in log)
     nodes.start_worker(3)
     out = lab("jobs", "logs", job, "--cluster", "lab")
     nodes.tidy()
@@ -207,20 +214,15 @@ def test_a_machine_that_joins_late_is_used_and_may_leave_as_the_last(
     make_at(uri, recipe("sentences.rows_per_shard=4"), "sentences")
     nodes.start_worker(2, options=WORKER)
     job = submitted(lab, "run", "--only", "embed")
-    until(lambda: records(root, "embed"))
+    until(job, lambda log: records(root, "embed"))
     nodes.start_worker(3, options=WORKER)
-
-    def seen():
-        log_of_running(job)
-        return any(is_working(title, "ShardActor") for title in nodes.titles(3))
-
-    until(seen)
+    one_at_work(nodes, [3], job, "ShardActor")
     nodes.leave(2)
     nodes.leave(3)
     before = records(root, "embed")
     assert len(before) < len(records(root, "sentences"))
     nodes.start_worker(4, options=WORKER)
-    until(lambda: log_of_running(job) and len(records(root, "embed")) > len(before))
+    until(job, lambda log: len(records(root, "embed")) > len(before))
     lab("jobs", "stop", job, "--cluster", "lab")
     assert before.items() <= records(root, "embed").items()
 
@@ -231,7 +233,7 @@ def test_the_head_lost_in_the_middle(lab, nodes, uri, root, recipe, tmp_path):
     whole = recipe("train.max_steps=200", "train.checkpoint_every_steps=20")
     make_at(uri, whole, "tokens", "ranks:t")
     job = submitted(lab, *ONLY_TRAIN)
-    until(lambda: checkpoints(root))
+    until(job, lambda log: checkpoints(root))
     nodes.kill(1)
     nodes.start_head()
     out = lab("jobs", "logs", job, "--cluster", "lab", code=2)
@@ -251,13 +253,12 @@ def test_two_people_submit_the_same_at_once_and_the_one_that_trains_is_killed(
     make_at(uri, whole, "tokens", "ranks:t")
     monkeypatch.setenv("LOGNAME", "ann")
     first = submitted(lab, *ONLY_TRAIN)
-    server = JobServer(load_cluster("lab"))
-    until(lambda: "train             started" in server.get_job_logs(first))
+    until(first, lambda log: "train             started" in log)
     monkeypatch.setenv("LOGNAME", "bob")
     second = submitted(lab, *ONLY_TRAIN)
     assert first != second
-    until(lambda: checkpoints(root) and "waits for" in server.get_job_logs(second))
-    os.kill(int(server.job(first).driver_info.pid), signal.SIGKILL)
+    until(second, lambda log: checkpoints(root) and "waits for" in log)
+    os.kill(int(JobServer(load_cluster("lab")).job(first).driver_info.pid), signal.SIGKILL)
     out = lab("jobs", "logs", second, "--cluster", "lab")
     assert "train             takes over from" in out
     assert "train             done in" in out
@@ -289,10 +290,10 @@ def test_a_machine_that_leaves_with_notice_loses_nothing(
     for number in machines:
         nodes.start_worker(number, options=WORKER)
     job = submitted(lab, *ONLY_TRAIN)
-    until(lambda: "step " in log_of_running(job))
+    until(job, lambda log: "step " in log)
     nodes.leave(one_at_work(nodes, machines, job, process))
     taken_away = "train             its machine is taken away"
-    until(lambda: "step " in log_of_running(job).partition(taken_away)[2])
+    until(job, lambda log: "step " in log.partition(taken_away)[2])
     lab("jobs", "stop", job, "--cluster", "lab")
 
     record = f"history/tiny/{root.list('history/tiny')[-1]}/log"
@@ -326,22 +327,18 @@ def test_a_search_loses_a_machine_and_then_its_head(
         nodes.start_worker(number, options=WORKER)
     job = submitted(lab, "tune")
 
-    server = JobServer(load_cluster("lab"))
-
     def ended():
         return {one.fingerprint: one for one in TrialLog(root, "tune/tiny")}
 
     def training():
-        if (now := server.job(job)) is not None:
-            assert not now.status.is_terminal(), server.get_job_logs(job)
         return [n for n in machines if any("ResourceTrainable.train" in t for t in nodes.titles(n))]
 
-    until(lambda: training() == machines)
+    until(job, lambda log: training() == machines)
     nodes.leave(2)
     assert checkpoints(root)
     nodes.kill(3)
     machines, before = [4], ended()
-    until(lambda: training() == machines and len(ended()) > len(before))
+    until(job, lambda log: training() == machines and len(ended()) > len(before))
     for number in (1, 4):
         nodes.kill(number)
     before = ended()

@@ -89,6 +89,7 @@ class Nodes:
         num_cpus: int = 1,
         options: Sequence[str] = (),
         small: Path | None = None,
+        wait: bool = True,
         **environment: str,
     ) -> None:
         """Adds node `number`, from 2 on, and waits until the cluster knows it.
@@ -96,12 +97,15 @@ class Nodes:
         Args:
             small: its folder for temporary files, on a disk of a megabyte; shared memory is small
                 too.
+            wait: False where what it is to be there for does not wait either.
         """
         if small is not None:
             environment["TMPDIR"] = str(small)
         join = [f"--address={NETWORK}.1:6379", *options]
         before = self.alive()  # one of this number that was killed counts as alive for a while
         self._start(number, join, num_cpus, environment, small)
+        if not wait:
+            return
 
         def joined() -> bool:
             new = self.alive().items() - before.items()
