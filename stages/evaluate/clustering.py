@@ -7,6 +7,7 @@ from pydantic import Field
 
 from stages.contract import Figure, Work
 from stages.evaluate.base import Encode, Result, Tested
+from stages.evaluate.resampling import Items, pseudo_values
 from stages.evaluate.tables import Labelled, LabelledTest
 from stages.evaluate.transfer import features
 
@@ -39,15 +40,34 @@ def score_clustering(name: str, examples: Labelled, encode: Encode, num_seeds: i
     from sklearn.metrics import v_measure_score
 
     vectors = features(["test"], {"test": examples}, encode)["test"]
-    found = []
+    names, labels = np.unique(examples.labels, return_inverse=True)
+    clusterings = []
     for seed in range(num_seeds):
-        model = MiniBatchKMeans(
-            len(np.unique(examples.labels)), batch_size=BATCH_ROWS, n_init="auto", random_state=seed
-        )
-        found.append(100 * float(v_measure_score(examples.labels, model.fit_predict(vectors))))
+        model = MiniBatchKMeans(len(names), batch_size=BATCH_ROWS, n_init="auto", random_state=seed)
+        clusterings.append(model.fit_predict(vectors))
+    found = [100 * float(v_measure_score(labels, clusters)) for clusters in clusterings]
     figure = Figure(
         f"V {name}", float(np.mean(found)), interval=(min(found), max(found)), percent=True,
         averaged="clustering",
     )  # fmt: skip
     note = f"Clustering: V-measure x 100 of k-means; mean and range of {num_seeds} seeds."
-    return Result([figure], (note,), (("num_tested", len(examples.texts)),))
+    items = Items("mean", np.mean([v_measure_by_text(labels, one) for one in clusterings], axis=0))
+    return Result([figure], (note,), (("num_tested", len(examples.texts)),), {figure.name: items})
+
+
+def v_measure_by_text(labels_N: np.ndarray, clusters_N: np.ndarray) -> np.ndarray:
+    """`pseudo_values` (N,) of the V-measure; texts stay in their clusters when one is left out."""
+    both_N2 = np.stack([labels_N, clusters_N], 1)
+    entropies = [_entropies(values) for values in (labels_N, clusters_N, both_N2)]
+    whole, without_N = (2 - 2 * both / (a + b) for a, b, both in zip(*entropies, strict=True))
+    return pseudo_values(float(whole), np.asarray(without_N))
+
+
+def _entropies(values: np.ndarray) -> tuple[float, np.ndarray]:
+    """Of values (N,) or rows (N, n), in nats: of all, and (N,) of all without each."""
+    from scipy.special import xlogy
+
+    _, group_N, counts = np.unique(values, axis=0, return_inverse=True, return_counts=True)
+    size, own_N, terms = len(values), counts[group_N.reshape(-1)], xlogy(counts, counts)
+    without_N = terms.sum() - xlogy(own_N, own_N) + xlogy(own_N - 1, own_N - 1)
+    return np.log(size) - terms.sum() / size, np.log(size - 1) - without_N / (size - 1)

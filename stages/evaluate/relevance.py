@@ -56,7 +56,7 @@ def mean_figures(
     figures = []
     for measure, several in values.items():
         mean, interval = 100 * float(np.mean(several)), None
-        if len(several) > 1:
+        if len(several) > 1 and np.isfinite(several).all():
             error = 196 * float(np.std(several, ddof=1)) / len(several) ** 0.5
             interval = mean - error, mean + error
         figures.append(

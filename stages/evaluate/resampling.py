@@ -55,6 +55,17 @@ def interval(figures_R: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
+def pseudo_values(figure: float, without_N: np.ndarray) -> np.ndarray:
+    """Jackknife (Efron and Tibshirani 1993, 11.5): items whose mean is a figure that is no mean.
+
+    The standard error of that mean is the figure's over the N items.
+
+    Args:
+        without_N: the figure without each of them.
+    """
+    return np.asarray(figure + (len(without_N) - 1) * (without_N.mean() - without_N))
+
+
 def write_items(items: Mapping[str, Items], folder: Path) -> dict[str, Any]:
     """Writes arrays of items by figure into a folder; returns what the manifest says of them."""
     for place, one in enumerate(items.values()):

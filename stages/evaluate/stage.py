@@ -58,7 +58,8 @@ class Evaluate(Stage):
     kind = "evaluate"
     # 3: keeps what figures were computed from
     # 4: agreement keeps sentences to look at
-    version = 4
+    # 5: clustering and agreement over pairs keep items too
+    version = 5
 
     def identity(self, inputs: Mapping[str, Fingerprinted]) -> dict[str, Any]:
         found = self.encoder.identity(inputs) | {"encoder.max_length": self.max_length}

@@ -13,12 +13,15 @@ from pipeline.report.figures import collect
 from pipeline.run.runner import check_nodes
 from stages.errors import UserError
 from stages.evaluate.agreement import (
+    NEAREST,
     band_spearmans,
-    jackknife_error,
+    jackknife,
+    of_pairs,
     pair_spearman,
     row_measures,
     score_agreement,
 )
+from stages.evaluate.resampling import interval
 from stages.recipe import Recipe
 from stages.rows import FactorRows, unit_rows
 from stages.sentences.settings import num_held_out
@@ -93,21 +96,55 @@ def test_the_interval_is_that_of_leaving_out_each_sentence(common):
         rest = np.delete(np.arange(40), row)
         rhos.append(100 * pair_spearman(student[np.ix_(rest, rest)], teacher[np.ix_(rest, rest)]))
     error = np.sqrt(39 / 40 * np.sum((rhos - np.mean(rhos)) ** 2))
-    assert 100 * jackknife_error(student, teacher) == pytest.approx(error, rel=0.05)
+    assert standard_error(student, teacher) == pytest.approx(error, rel=0.05)
 
 
-def test_the_interval_covers_the_truth():
-    """In 19 of 20 samples of sentences, about, the agreement of all is inside."""
+def standard_error(student, teacher, pairs=None):
+    by_sentence = jackknife(student, teacher, pairs)
+    return 100 * by_sentence.std(ddof=1) / len(by_sentence) ** 0.5
+
+
+def test_intervals_cover_the_truth_and_differences_are_clearer():
+    """In 19 of 20 samples of sentences, about, the agreement of all is inside. So is how much more
+    a second student has than the first, by resampling both's sentences, in a narrower one."""
     base, teacher = similarities(0, 2000)
     own, student = similarities(1, 2000, like=base)
-    vectors, taught = unit_rows(own), unit_rows(base)
-    truth, inside = 100 * pair_spearman(student, teacher), 0
-    for seed in range(60):
-        some = np.random.default_rng(seed).choice(2000, 60, replace=False)
-        figure = score_agreement(vectors[some], {"a": taught[some]}, [1.0]).figures[0]
-        low, high = figure.interval
-        inside += low <= truth <= high
-    assert 51 <= inside <= 60
+    better, nearer = similarities(1, 2000, like=base, noise=0.8)
+    taught = unit_rows(base)
+    truth = {
+        "agreement": [100 * pair_spearman(one, teacher) for one in (student, nearer)],
+        "near pairs": [band_spearmans(one, teacher)[NEAREST] for one in (student, nearer)],
+    }
+    inside, apart = dict.fromkeys(truth, 0), dict.fromkeys(truth, 0)
+    for seed in range(30):
+        some = np.random.default_rng(seed).choice(2000, 100, replace=False)
+        found = [
+            score_agreement(unit_rows(one)[some], {"a": taught[some]}, [1.0])
+            for one in (own, better)
+        ]
+        for place, (name, (first, second)) in enumerate(truth.items()):
+            low, high = found[0].figures[place].interval
+            inside[name] += low <= first <= high
+            resampled = [100 * one.items[name].resampled(400) for one in found]
+            lowest, highest = interval(resampled[1] - resampled[0])
+            apart[name] += lowest <= second - first <= highest
+            assert highest - lowest < high - low
+    assert all(count >= 26 for count in (*inside.values(), *apart.values())), (inside, apart)
+
+
+def test_near_pairs_have_the_interval_of_the_sentences_that_they_are_of():
+    """Slow twin: those of the pairs that are left without each sentence."""
+    base, teacher = similarities(0)
+    _, student = similarities(1, like=base)
+    pairs = np.argsort(-of_pairs(teacher))[:200]
+    first, second = (side[pairs] for side in np.triu_indices(40, 1))
+    rhos = []
+    for row in range(40):
+        left = (first != row) & (second != row)
+        sides = (x[first[left], second[left]] for x in (student, teacher))
+        rhos.append(100 * spearmanr(*sides).statistic)
+    error = np.sqrt(39 / 40 * np.sum((rhos - np.mean(rhos)) ** 2))
+    assert standard_error(student, teacher, pairs) == pytest.approx(error, rel=0.05)
 
 
 def test_several_teachers_are_mixed_and_named():

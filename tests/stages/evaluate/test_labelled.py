@@ -8,12 +8,12 @@ import pytest
 import pytrec_eval
 import scipy.stats
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import average_precision_score, ndcg_score
+from sklearn.metrics import average_precision_score, ndcg_score, v_measure_score
 
 from stages.errors import UserError
 from stages.evaluate import base
 from stages.evaluate.classification import ClassificationTest, sampled, score_classification
-from stages.evaluate.clustering import ClusteringTest, score_clustering
+from stages.evaluate.clustering import ClusteringTest, score_clustering, v_measure_by_text
 from stages.evaluate.corpora import Corpus, CorpusTest, score_corpus
 from stages.evaluate.pairs import PairsTest, score_pairs
 from stages.evaluate.ranking import RankingTest, score_ranking
@@ -189,8 +189,28 @@ def test_clusters_are_found_where_there_are_any(tmp_path):
     test = ClusteringTest(name="x", path=write_labelled(tmp_path / "x.tsv"))
     (found,) = test.score(base.Tested(by_label, None), _Work()).figures
     assert found.value == pytest.approx(100) and found.interval == pytest.approx((100, 100))
-    (blind,) = score_clustering("x", test.load(), encode, 5).figures
+    result = score_clustering("x", test.load(), encode, 5)
+    (blind,) = result.figures
+    assert 100 * result.items["V x"].values.mean() == pytest.approx(blind.value)
     assert blind.value < 15 and blind.interval[0] < blind.value < blind.interval[1]
+
+
+def test_what_v_measure_is_compared_by_is_that_of_leaving_out_each_text():
+    """Slow twin: scikit-learn's without each; and the error is that of samples of texts."""
+    random = np.random.default_rng(0)
+
+    def sample(size):
+        labels = random.integers(0, 6, size)
+        return labels, np.where(random.random(size) < 0.7, labels, random.integers(0, 5, size))
+
+    labels, clusters = sample(50)
+    whole, kept = v_measure_score(labels, clusters), ~np.eye(50, dtype=bool)
+    without = np.array([v_measure_score(labels[rows], clusters[rows]) for rows in kept])
+    expected = whole + 49 * (without.mean() - without)
+    np.testing.assert_allclose(v_measure_by_text(labels, clusters), expected, atol=1e-9)
+    several = [v_measure_by_text(*sample(400)) for _ in range(200)]
+    error = np.mean([one.std(ddof=1) / 20 for one in several])
+    assert error == pytest.approx(np.std([one.mean() for one in several]), rel=0.15)
 
 
 def test_average_precision_of_pairs_is_scikit_learns(tmp_path):
