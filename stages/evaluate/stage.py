@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Evaluate(Stage):
-    """One test of one encoder; all of an encoder that are missing share one loaded model.
+    """One test of one encoder; all of an encoder that are missing share one loaded model, or those
+    of each part do.
 
     max_length: tokens of a test sentence, for every encoder alike.
     corpus: input with the encoder's rank corpus, and `rank_weight` the share of rank similarities
@@ -54,6 +55,7 @@ class Evaluate(Stage):
     rank_weight: float = 0.0
     documents: EncoderSource[Any] | None = None
     whitening: int | None = None
+    part: int = 0
 
     kind = "evaluate"
     # 3: keeps what figures were computed from
@@ -86,7 +88,7 @@ class Evaluate(Stage):
         # the encoder as it is loaded: batch sizes and devices included
         encoders = [self.encoder, *([self.documents] if self.documents else [])]
         loaded = [(one.node, one.settings.model_dump()) for one in encoders]
-        how = self.max_length, self.corpus, self.rank_weight, self.whitening
+        how = self.max_length, self.corpus, self.rank_weight, self.whitening, self.part
         return json.dumps((loaded, *how), default=str)
 
     def check(self) -> None:
@@ -150,6 +152,18 @@ def tests_of(graph: Graph) -> list[Evaluation]:
     return [*recipe.evaluate.tests, *agreement_tests(graph)]
 
 
+def _divided(graph: Graph) -> list[tuple[Evaluation, int]]:
+    """Tests, and which of `evaluate.processes` makes each. Those of the same files stay together,
+    as a process embeds each sentence once."""
+    parts: dict[tuple[str, ...], int] = {}
+    found = []
+    for test in tests_of(graph):
+        files = tuple(value for _, value in test.named()) or (test.title,)
+        part = parts.setdefault(files, len(parts) % graph.recipe.evaluate.processes)
+        found.append((test, part))
+    return found
+
+
 def plan(graph: Graph) -> None:
     """Student before, every teacher, student after; with what ranks add to rank teachers and to
     the student below each, an aligned student with its teacher's documents, and cut vectors."""
@@ -175,10 +189,10 @@ def plan(graph: Graph) -> None:
             _plan_aligned(graph, label, graph.encoder(teacher.encoder()))
     for width in sorted(recipe.student.dimensions, reverse=True):
         label = EncoderLabel("after", "after", dimensions=width)
-        for test in tests_of(graph):
+        for test, part in _divided(graph):
             if not test.reads_model:
                 student = graph.trained_student()
-                stage = Evaluate(test, student, label, recipe.evaluate.max_length)
+                stage = Evaluate(test, student, label, recipe.evaluate.max_length, part=part)
                 _add(graph, stage, [*student.inputs, *test.reads], recipe.name, f"+{width}d", "")
     for number, baseline in enumerate(recipe.evaluate.baselines):
         _plan_baseline(graph, baseline, f"evaluate.baselines[{number}]")
@@ -196,12 +210,12 @@ def _plan_encoder(
     further = label.role == "after" and encoder.node != graph.trainings[0]
     for ranks in [False, *[True] * (corpus in graph and not further)]:
         named = replace(label, ranks=ranks)
-        for test in tests_of(graph):
+        for test, part in _divided(graph):
             if label.role == "teacher" and not test.of_teachers:
                 continue
             stage = Evaluate(
                 test, encoder, named, recipe.evaluate.max_length,
-                corpus if ranks else "", weight if ranks else 0.0,
+                corpus if ranks else "", weight if ranks else 0.0, part=part,
             )  # fmt: skip
             inputs: Inputs = [*([corpus] if ranks else []), *encoder.inputs, *test.reads]
             suffix = f"+seed-{label.seed}" if further else "+ranks" if ranks else ""
@@ -215,10 +229,10 @@ def _plan_baseline(graph: Graph, baseline: BaselineSettings, where: str) -> None
         encoder = graph.encoder(baseline.encoder())
     width = baseline.whitening
     reads = ["sentences"] * (width is not None)
-    for test in tests_of(graph):
+    for test, part in _divided(graph):
         if test.of_documents or (test.of_teachers and not baseline.bm25):
             max_length = graph.recipe.evaluate.max_length
-            stage = Evaluate(test, encoder, label, max_length, whitening=width)
+            stage = Evaluate(test, encoder, label, max_length, whitening=width, part=part)
             inputs: Inputs = dict.fromkeys([*encoder.inputs, *reads, *test.reads])
             _add(graph, stage, inputs, f"{graph.recipe.name}-{label.name}", "", where)
 
@@ -226,9 +240,11 @@ def _plan_baseline(graph: Graph, baseline: BaselineSettings, where: str) -> None
 def _plan_aligned(graph: Graph, label: EncoderLabel, teacher: EncoderSource[Any]) -> None:
     """The trained student's queries against its teacher's documents."""
     recipe, student = graph.recipe, graph.trained_student()
-    for test in recipe.evaluate.tests:
+    for test, part in _divided(graph):
         if test.two_sided:
-            stage = Evaluate(test, student, label, recipe.evaluate.max_length, documents=teacher)
+            stage = Evaluate(
+                test, student, label, recipe.evaluate.max_length, documents=teacher, part=part
+            )
             inputs: Inputs = [*student.inputs, *teacher.inputs, *test.reads]
             _add(graph, stage, inputs, recipe.name, f"+to-{label.documents}", "")
 

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 import yaml
@@ -12,12 +13,13 @@ from pipeline.plan.graph import build_graph
 from pipeline.plan.plan import make_plan, plan_text
 from pipeline.recipe.read import load_recipe
 from pipeline.run.runner import named
+from pipeline.run.scheduler import batches
 from pipeline.store.manifest import versions_here
 from stages.errors import UserError
 from stages.recipe import Recipe
 from tests.support.here import make_here
 from tests.support.models import make_model, make_sentences
-from tests.support.recipes import setting, tiny
+from tests.support.recipes import setting, tiny, write_recipe
 
 
 def both_tests(who):
@@ -280,3 +282,28 @@ def test_other_versions_are_a_note(tmp_path, teacher_folder, student_folder):
     here = metadata.version("torch")
     assert f"note: made with torch 1.0, and now {here} is here: sentences and 1 more" in text
     assert "= tokens" in text and text.count("note:") == 1
+
+
+def test_an_encoders_tests_are_divided_among_processes_by_their_files(stale, tiny_recipe, tmp_path):
+    """Each sentence is embedded in one process; and the same artifacts come of it."""
+    recipe = tiny_recipe()
+    known = recipe["evaluate"]["sts"][0]
+    halves = [
+        {"name": "low", "path": known["path"], "max_score": 3},
+        {"name": "high", "path": known["path"], "min_score": 2},
+    ]
+    copy = tmp_path / "copy.tsv"
+    copy.write_bytes(Path(known["path"]).read_bytes())
+    tests = setting("evaluate.sts", [*halves, {"name": "copy", "path": str(copy)}])
+    file = tmp_path / "recipe.yaml"
+
+    def processes(count):
+        changed = tiny_recipe(tests, f"evaluate.processes={count}")
+        nodes = build_graph(load_recipe(write_recipe(file, changed))).nodes.values()
+        mine = [node for node in nodes if node.name.startswith("evaluate:after:")]
+        return [[node.name.rpartition(":")[2] for node in batch] for batch in batches(mine)]
+
+    assert processes(1) == [["size", "low", "high", "copy"]]
+    assert processes(2) == [["size", "copy"], ["low", "high"]]
+    assert processes(9) == [["size"], ["low", "high"], ["copy"]]
+    assert stale("evaluate.processes=2") == set()
