@@ -10,8 +10,8 @@ model, as many threads as cores on all sides. These take turns:
   float32   Encoder.encode in this process
   bfloat16  the same in bfloat16
   float32 products, bfloat16 products
-            only the linear layers of these, for as many tokens without any padding: no encoder
-            that multiplies so is faster
+            only the linear layers of these, for as many tokens without any padding, as many at a
+            time as a batch has: no encoder that multiplies so is faster
   stage     the embed stage on Ray (float32), which has started: actors, model loading, reading and
             publishing shards included
 Then one sentence at a time, and how far the vectors are from theirs. --ways: only some of them.
@@ -43,14 +43,13 @@ from stages.export.running import load_variant
 from stages.rows import unit_rows
 
 Ways = dict[str, Callable[[], Any]]
-MOST = 4096  # tokens of a batch
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sentences", type=int, default=4000)
-    parser.add_argument("--tokens-per-batch", type=int, default=MOST)
+    parser.add_argument("--tokens-per-batch", type=int, default=4096)
     parser.add_argument("--ways", nargs="+", help="beside theirs")
     options = parser.parse_args()
     torch.set_num_threads(os.cpu_count() or 1)
@@ -107,8 +106,9 @@ def compare(recipe, plan, options, folder) -> None:  # type: ignore[no-untyped-d
             make(plan, [node], {node.name}, lambda line: None, {}, "history/throughput")
 
         tokens = sum(len(row) for row in ours["float32"].tokenizer(texts))
+        most = options.tokens_per_batch
         ways = encode(texts) | {
-            f"{name} products": products(one, tokens) for name, one in ours.items()
+            f"{name} products": products(one, tokens, most) for name, one in ours.items()
         }
         ways |= {"stage": stage}
         chosen = {name: ways[name] for name in ["theirs", *(options.ways or list(ways)[1:])]}
@@ -126,16 +126,16 @@ def compare(recipe, plan, options, folder) -> None:  # type: ignore[no-untyped-d
     take_turns(one_way, 3 * options.rounds, 200)
 
 
-def products(encoder: Any, num_tokens: int) -> Callable[[], None]:
-    """The encoder's linear layers, each with so many rows, MOST at a time."""
+def products(encoder: Any, num_tokens: int, most: int) -> Callable[[], None]:
+    """The encoder's linear layers, each with so many rows, `most` at a time."""
     layers = [x for x in encoder.backbone.modules() if isinstance(x, PackedLinear | nn.Linear)]
     widths = [layer.weight.shape[1] for layer in layers]
     dtype = layers[0].weight.dtype
-    inputs = {width: torch.randn(MOST, width, dtype=dtype) for width in widths}
+    inputs = {width: torch.randn(most, width, dtype=dtype) for width in widths}
 
     def run() -> None:
         with torch.inference_mode():
-            for start in range(0, num_tokens, MOST):
+            for start in range(0, num_tokens, most):
                 for layer, width in zip(layers, widths, strict=True):
                     layer(inputs[width][: num_tokens - start])
 

@@ -112,17 +112,13 @@ def score_agreement(
     parts = dict(bands)
     for name, one in factors.items() if len(factors) > 1 else ():
         parts[name] = 100 * pair_spearman(student_NN, teachers_similarities([one], [1.0]))
-    near = pairs_of_bands(of_pairs(teacher_NN))[NEAREST]
-    value = 100 * pair_spearman(student_NN, teacher_NN)
-    by_sentence = {
-        "agreement": jackknife(student_NN, teacher_NN).tolist(),
-        "near pairs": jackknife(student_NN, teacher_NN, near).tolist(),
+    near = pairs_of_bands(of_pairs(teacher_NN))[NEAREST].copy()  # without the order of all
+    values = {
+        "agreement": by_sentence(student_NN, teacher_NN).tolist(),
+        "near pairs": by_sentence(student_NN, teacher_NN, near).tolist(),
     }
-    over_all, over_near = mean_figures("", by_sentence)
-    figures = [
-        replace(over_all, value=value, parts=parts),
-        replace(over_near, value=bands[NEAREST]),
-    ]
+    over_all, over_near = mean_figures("", values)
+    figures = [replace(over_all, parts=parts), over_near]
     rows = row_measures(student_NN, teacher_NN, NEIGHBOURS)
     figures += mean_figures("", rows)
     num_pairs = len(vectors_ND) * (len(vectors_ND) - 1) // 2
@@ -133,7 +129,7 @@ def score_agreement(
         "order of all others.",
     )
     facts = (("num_sentences", len(vectors_ND)),)
-    return Result(figures, notes, facts, mean_items("", by_sentence | rows))
+    return Result(figures, notes, facts, mean_items("", values | rows))
 
 
 def of_pairs(matrix_NN: np.ndarray) -> np.ndarray:
@@ -190,15 +186,14 @@ def row_measures(
     return found | {f"nearest {neighbours}": overlaps}
 
 
-def jackknife(
+def by_sentence(
     student_NN: np.ndarray, teacher_NN: np.ndarray, pairs_P: np.ndarray | None = None
 ) -> np.ndarray:
-    """`pseudo_values` (N,) of `pair_spearman` over sentences; nan where some sentence's absence
-    leaves no rho.
+    """`pseudo_values` (N,) of `pair_spearman` over sentences; nan where it is nan.
 
-    Pairs keep the ranks that they have among all: with ranks made anew, which take a sort of all
-    pairs for each sentence, the standard error is as large or up to 7% larger (three students of
-    MiniLM, 300 sentences of Wikipedia).
+    What pairs add to rho (delta method, with the ranks that they have) is added up by sentence. As
+    each pair is of two sentences, squares count it twice, which is taken off (Aronow, Samii and
+    Assenova 2015): without that the error over few pairs would be up to 1.4 times too large.
 
     Args:
         pairs_P: which of the pairs i < j count; None: all.
@@ -206,23 +201,20 @@ def jackknife(
     from scipy.stats import rankdata
 
     size = len(student_NN)
-    first, second = (side[... if pairs_P is None else pairs_P] for side in np.triu_indices(size, 1))
-
-    def centred_ranks(similarities: np.ndarray) -> np.ndarray:
-        found = np.zeros((size, size))
-        found[first, second] = rankdata(similarities[first, second]) - (len(first) + 1) / 2
-        return found + found.T
-
-    ranks = [centred_ranks(student_NN), centred_ranks(teacher_NN)]
-    # pairs without a sentence
-    left_N = len(first) - np.bincount(np.concatenate([first, second]), minlength=size)
-
-    def without_each(a_NN: np.ndarray, b_NN: np.ndarray) -> np.ndarray:
-        products = np.einsum("ij,ij->i", a_NN, b_NN)
-        return np.asarray(products.sum() / 2 - products - a_NN.sum(1) * b_NN.sum(1) / left_N)
-
+    first, second = np.triu_indices(size, 1)
+    if pairs_P is not None:
+        first, second = first[pairs_P], second[pairs_P]
+    a, b = (rankdata(side[first, second]) for side in (student_NN, teacher_NN))
+    a -= a.mean()
+    b -= b.mean()
     with np.errstate(invalid="ignore", divide="ignore"):
-        scale = np.sqrt(without_each(ranks[0], ranks[0]) * without_each(ranks[1], ranks[1]))
-        rhos_N = without_each(*ranks) / scale
-    rho = spearman(student_NN[first, second], teacher_NN[first, second])
-    return pseudo_values(rho, rhos_N)
+        a /= np.sqrt(a @ a)
+        b /= np.sqrt(b @ b)
+        rho = a @ b
+        influences_P = a * b - rho / 2 * (a * a + b * b)
+        influences_N = np.bincount(first, influences_P, size) + np.bincount(
+            second, influences_P, size
+        )
+    squares = influences_N @ influences_N
+    once = 1 - influences_P @ influences_P / squares if squares else 1.0
+    return pseudo_values(float(rho), np.sqrt(np.maximum(once, 0.5)) * influences_N)

@@ -58,7 +58,7 @@ def score_classification(
     name: str, splits: dict[str, Labelled], encode: Encode, samples: int, num_experiments: int
 ) -> Result:
     """Accuracy x 100, mean over the experiments; the interval is their range. Items are the tested
-    texts, each with its mean over the experiments."""
+    texts in each experiment."""
     from sklearn.linear_model import LogisticRegression
 
     train, test = splits["train"], splits["test"]
@@ -75,7 +75,7 @@ def score_classification(
         name, float(accuracies.mean()), interval=(float(accuracies.min()), float(accuracies.max())),
         percent=True, averaged="classification",
     )  # fmt: skip
-    items = {name: Items("mean", right_EN.mean(0))}
+    items = {name: Items("mean of repetitions", right_EN.T)}
     note = (
         f"Classification: accuracy x 100 of logistic regressions on {samples} examples a label; "
         f"mean and range of {num_experiments} draws."

@@ -51,7 +51,8 @@ def score_clustering(name: str, examples: Labelled, encode: Encode, num_seeds: i
         averaged="clustering",
     )  # fmt: skip
     note = f"Clustering: V-measure x 100 of k-means; mean and range of {num_seeds} seeds."
-    items = Items("mean", np.mean([v_measure_by_text(labels, one) for one in clusterings], axis=0))
+    by_text = [v_measure_by_text(labels, clusters) for clusters in clusterings]
+    items = Items("mean of repetitions", np.stack(by_text, axis=1))
     return Result([figure], (note,), (("num_tested", len(examples.texts)),), {figure.name: items})
 
 
@@ -59,8 +60,13 @@ def v_measure_by_text(labels_N: np.ndarray, clusters_N: np.ndarray) -> np.ndarra
     """`pseudo_values` (N,) of the V-measure; texts stay in their clusters when one is left out."""
     both_N2 = np.stack([labels_N, clusters_N], 1)
     entropies = [_entropies(values) for values in (labels_N, clusters_N, both_N2)]
-    whole, without_N = (2 - 2 * both / (a + b) for a, b, both in zip(*entropies, strict=True))
-    return pseudo_values(float(whole), np.asarray(without_N))
+    with np.errstate(invalid="ignore"):
+        # 2 I(labels; clusters) / (H(labels) + H(clusters)); 1 where nothing is to be told apart
+        whole, without_N = (
+            np.where(a + b > 0, 2 - 2 * both / (a + b), 1.0)
+            for a, b, both in zip(*entropies, strict=True)
+        )
+    return pseudo_values(float(whole), whole - without_N)
 
 
 def _entropies(values: np.ndarray) -> tuple[float, np.ndarray]:

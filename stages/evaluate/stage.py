@@ -153,13 +153,16 @@ def tests_of(graph: Graph) -> list[Evaluation]:
 
 
 def _divided(graph: Graph) -> list[tuple[Evaluation, int]]:
-    """Tests, and which of `evaluate.processes` makes each. Those of the same files stay together,
-    as a process embeds each sentence once."""
-    parts: dict[tuple[str, ...], int] = {}
-    found = []
+    """Tests, and which of `evaluate.processes` makes each. Those that have a file in common stay
+    together, as a process embeds each text once."""
+    parts: dict[str, int] = {}
+    found, num_groups = [], 0
     for test in tests_of(graph):
-        files = tuple(value for _, value in test.named()) or (test.title,)
-        part = parts.setdefault(files, len(parts) % graph.recipe.evaluate.processes)
+        files = [value for _, value in test.named()] or [test.title]
+        known = [parts[file] for file in files if file in parts]
+        part = known[0] if known else num_groups % graph.recipe.evaluate.processes
+        num_groups += not known
+        parts |= dict.fromkeys(files, part)
         found.append((test, part))
     return found
 

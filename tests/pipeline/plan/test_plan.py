@@ -297,13 +297,27 @@ def test_an_encoders_tests_are_divided_among_processes_by_their_files(stale, tin
     tests = setting("evaluate.sts", [*halves, {"name": "copy", "path": str(copy)}])
     file = tmp_path / "recipe.yaml"
 
-    def processes(count):
-        changed = tiny_recipe(tests, f"evaluate.processes={count}")
-        nodes = build_graph(load_recipe(write_recipe(file, changed))).nodes.values()
-        mine = [node for node in nodes if node.name.startswith("evaluate:after:")]
-        return [[node.name.rpartition(":")[2] for node in batch] for batch in batches(mine)]
+    first = {"name": "b", "model": recipe["student"]["model"], "pooling": "cls"}
+    more = ["student.head=none", "student.dimensions=[8]", setting("evaluate.baselines", [first])]
 
-    assert processes(1) == [["size", "low", "high", "copy"]]
-    assert processes(2) == [["size", "copy"], ["low", "high"]]
-    assert processes(9) == [["size"], ["low", "high"], ["copy"]]
+    def processes(count):
+        """What is made together, by encoder."""
+        changed = tiny_recipe(tests, f"evaluate.processes={count}", *more)
+        nodes = build_graph(load_recipe(write_recipe(file, changed))).nodes.values()
+        found = {}
+        for number, batch in enumerate(batches([one for one in nodes if one.kind == "evaluate"])):
+            for node in batch:
+                _, encoder, test = node.name.split(":")
+                found.setdefault(encoder, {}).setdefault(number, []).append(test)
+        return {encoder: [*several.values()] for encoder, several in found.items()}
+
+    for count, expected in {
+        1: [["size", "low", "high", "copy"]],
+        2: [["size", "copy"], ["low", "high"]],
+        9: [["size"], ["low", "high"], ["copy"]],
+    }.items():
+        found = processes(count)
+        without_size = [[test for test in some if test != "size"] for some in expected]
+        assert found.pop("after+8d") == [some for some in without_size if some]
+        assert found == dict.fromkeys(["before", "t", "after", "b"], expected)
     assert stale("evaluate.processes=2") == set()

@@ -15,13 +15,14 @@ from stages.errors import UserError
 from stages.evaluate.agreement import (
     NEAREST,
     band_spearmans,
-    jackknife,
+    by_sentence,
     of_pairs,
     pair_spearman,
+    pairs_of_bands,
     row_measures,
     score_agreement,
 )
-from stages.evaluate.resampling import interval
+from stages.evaluate.resampling import Items, interval
 from stages.recipe import Recipe
 from stages.rows import FactorRows, unit_rows
 from stages.sentences.settings import num_held_out
@@ -81,70 +82,60 @@ def test_bands_are_shares_of_the_pairs_that_the_teacher_finds_nearest():
     assert band_spearmans(student, teacher) == pytest.approx(expected)
 
 
+def standard_error(values):
+    return np.std(values, ddof=1) / len(values) ** 0.5
+
+
 @pytest.mark.parametrize("common", [0.0, 2.0])
-def test_the_interval_is_that_of_leaving_out_each_sentence(common):
-    """Slow twin: ranks anew without each of them, which moves the ends by some percent.
+def test_errors_are_those_of_samples_and_of_differences_too(common):
+    """Of samples of sentences figures vary as much as their errors say, and so does how much more
+    another student has, whose intervals cover the truth in 19 of 20.
 
     common: how much of a direction that all share some sentences have, so that they are near many.
     """
     random = np.random.default_rng(0)
-    shared = common * np.outer(random.random(40), random.standard_normal(8))
-    base, teacher = similarities(0, like=shared)
-    _, student = similarities(1, like=base)
-    rhos = []
-    for row in range(40):
-        rest = np.delete(np.arange(40), row)
-        rhos.append(100 * pair_spearman(student[np.ix_(rest, rest)], teacher[np.ix_(rest, rest)]))
-    error = np.sqrt(39 / 40 * np.sum((rhos - np.mean(rhos)) ** 2))
-    assert standard_error(student, teacher) == pytest.approx(error, rel=0.05)
+    shared = common * np.outer(random.random(3000), random.standard_normal(8))
+    base, teacher = similarities(0, 3000, like=shared)
+    students = [similarities(1, 3000, like=base, noise=noise)[1] for noise in (1.0, 0.8)]
+
+    def measured(rows, near):
+        """(student, item) of some sentences."""
+        some = np.ix_(rows, rows)
+        pairs = pairs_of_bands(of_pairs(teacher[some]))[NEAREST] if near else None
+        return np.stack([by_sentence(one[some], teacher[some], pairs) for one in students])
+
+    for near in (False, True):
+        truth = measured(np.arange(3000), near).mean(1)
+        items = [measured(random.choice(3000, 120, replace=False), near) for _ in range(200)]
+        found = np.stack([one.mean(1) for one in items])
+        apart = [second - first for first, second in items]
+        error = np.mean([standard_error(first) for first, _ in items])
+        assert error == pytest.approx(found[:, 0].std(), rel=0.15)
+        error = np.mean([standard_error(one) for one in apart])
+        assert error == pytest.approx((found[:, 1] - found[:, 0]).std(), rel=0.15)
+        limits = [interval(Items("mean", one).resampled(400)) for one in apart]
+        inside = sum(low <= truth[1] - truth[0] <= high for low, high in limits)
+        assert 180 <= inside <= 198
 
 
-def standard_error(student, teacher, pairs=None):
-    by_sentence = jackknife(student, teacher, pairs)
-    return 100 * by_sentence.std(ddof=1) / len(by_sentence) ** 0.5
+def test_figures_have_the_intervals_of_their_items():
+    base, _ = similarities(0, 60)
+    own, _ = similarities(1, 60, like=base)
+    result = score_agreement(unit_rows(own), {"a": unit_rows(base)}, [1.0])
+    for name, figure in zip(("agreement", "near pairs"), result.figures, strict=False):
+        values = 100 * result.items[name].values
+        error = 1.96 * standard_error(values)
+        assert figure.name == name and figure.value == pytest.approx(values.mean())
+        assert figure.interval == pytest.approx((figure.value - error, figure.value + error))
 
 
-def test_intervals_cover_the_truth_and_differences_are_clearer():
-    """In 19 of 20 samples of sentences, about, the agreement of all is inside. So is how much more
-    a second student has than the first, by resampling both's sentences, in a narrower one."""
-    base, teacher = similarities(0, 2000)
-    own, student = similarities(1, 2000, like=base)
-    better, nearer = similarities(1, 2000, like=base, noise=0.8)
-    taught = unit_rows(base)
-    truth = {
-        "agreement": [100 * pair_spearman(one, teacher) for one in (student, nearer)],
-        "near pairs": [band_spearmans(one, teacher)[NEAREST] for one in (student, nearer)],
-    }
-    inside, apart = dict.fromkeys(truth, 0), dict.fromkeys(truth, 0)
-    for seed in range(30):
-        some = np.random.default_rng(seed).choice(2000, 100, replace=False)
-        found = [
-            score_agreement(unit_rows(one)[some], {"a": taught[some]}, [1.0])
-            for one in (own, better)
-        ]
-        for place, (name, (first, second)) in enumerate(truth.items()):
-            low, high = found[0].figures[place].interval
-            inside[name] += low <= first <= high
-            resampled = [100 * one.items[name].resampled(400) for one in found]
-            lowest, highest = interval(resampled[1] - resampled[0])
-            apart[name] += lowest <= second - first <= highest
-            assert highest - lowest < high - low
-    assert all(count >= 26 for count in (*inside.values(), *apart.values())), (inside, apart)
-
-
-def test_near_pairs_have_the_interval_of_the_sentences_that_they_are_of():
-    """Slow twin: those of the pairs that are left without each sentence."""
-    base, teacher = similarities(0)
-    _, student = similarities(1, like=base)
-    pairs = np.argsort(-of_pairs(teacher))[:200]
-    first, second = (side[pairs] for side in np.triu_indices(40, 1))
-    rhos = []
-    for row in range(40):
-        left = (first != row) & (second != row)
-        sides = (x[first[left], second[left]] for x in (student, teacher))
-        rhos.append(100 * spearmanr(*sides).statistic)
-    error = np.sqrt(39 / 40 * np.sum((rhos - np.mean(rhos)) ** 2))
-    assert standard_error(student, teacher, pairs) == pytest.approx(error, rel=0.05)
+def test_the_same_order_has_no_error_and_a_constant_one_no_figure():
+    _, teacher = similarities(0)
+    np.testing.assert_allclose(by_sentence(teacher, teacher), 1)
+    assert np.isnan(by_sentence(np.ones((40, 40)), teacher)).all()
+    # of three pairs that six of the sentences are in
+    few = by_sentence(similarities(1)[1], teacher, np.array([0, 60, 300]))
+    assert len(np.unique(few.round(9))) <= 7
 
 
 def test_several_teachers_are_mixed_and_named():

@@ -50,3 +50,15 @@ def test_equal_seeds_draw_equal_items():
     one = items("mean")
     other = Items("mean", one.values + 1)
     np.testing.assert_allclose(other.resampled(50) - one.resampled(50), 1)
+
+
+def test_repetitions_are_drawn_too():
+    """Of figures that are the same for all items and differ by repetition only, the spread is that
+    of drawn repetitions; of those that are all alike, that of a mean."""
+    values = np.tile([0.0, 1.0, 2.0, 3.0, 4.0], (40, 1))
+    assert Items("mean of repetitions", values).resampled(4000).std() == pytest.approx(
+        np.sqrt(2 / 5), rel=0.05
+    )
+    one = items("mean")
+    alike = Items("mean of repetitions", np.stack([one.values] * 3, axis=1))
+    np.testing.assert_allclose(alike.resampled(50), one.resampled(50))

@@ -1,10 +1,14 @@
 """Transfer tasks against SentEval's procedure, one classifier after another."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
+from stages.contract import Figure
 from stages.errors import UserError
+from stages.evaluate import base, transfer
 from stages.evaluate.classifiers import FAST, FULL, Fold, fit
 from stages.evaluate.tables import Labelled
 from stages.evaluate.transfer import TransferTest, score_transfer
@@ -93,6 +97,27 @@ def test_of_two_sentences_difference_and_product_are_seen():
     encode = lambda texts, kinds=None: np.array([places[text] for text in texts])  # noqa: E731
     found = features(["test"], {"test": pairs}, encode)["test"]
     np.testing.assert_allclose(found, [[2, 3, 3, -2], [3, 2, 0, -1]])
+
+
+@pytest.mark.parametrize(
+    ("name", "protocol", "accuracy", "told"),
+    [
+        ("MR", "full", 99.0, []),
+        ("MR", "fast", 99.0, ["MR: SimCSE's dev mode"]),
+        ("SUBJ", "full", 99.0, ["SUBJ: above 98"]),
+        ("SUBJ", "full", 97.0, []),
+    ],
+)
+def test_the_table_says_which_figures_are_not_the_papers(
+    tmp_path, monkeypatch, name, protocol, accuracy, told
+):
+    file = tmp_path / "task.tsv"
+    file.write_text("label\ttext\n" + "1\tgood\n0\tbad\n" * 30)
+    scored = base.Result([Figure(name, accuracy)], ("Transfer: accuracy.",))
+    monkeypatch.setattr(transfer, "score_transfer", lambda *_: scored)
+    test = TransferTest(name=name, path=str(file), protocol=protocol)
+    notes = test.score(base.Tested(None, None), SimpleNamespace(say=lambda line: None)).notes[1:]
+    assert [note[: len(start)] for note, start in zip(notes, told, strict=True)] == told
 
 
 def test_a_data_set_is_read_with_the_splits_that_it_has(tmp_path):
