@@ -20,7 +20,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -206,7 +206,7 @@ class ArtifactStore:
         self,
         folder: str,
         manifest: Manifest,
-        names: Collection[str],
+        names: set[str],
         numbers: Iterable[int] = (),
     ) -> str | None:
         """What a published artifact lacks; no file is looked at, whoever opens one verifies it.
@@ -305,9 +305,10 @@ class ArtifactStore:
         return Artifact(self.root, *found, node)
 
 
-def _gone(records: Iterable[FileRecord], names: Collection[str]) -> list[str]:
+def _gone(records: Iterable[FileRecord], names: set[str]) -> list[str]:
     """Paths of files that are not there."""
-    return [record.path for record in records if record.path not in names]
+    paths = [record.path for record in records]
+    return [] if names.issuperset(paths) else [path for path in paths if path not in names]
 
 
 def _record(folder: str, number: int) -> str:
