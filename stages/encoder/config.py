@@ -149,6 +149,14 @@ def read_pipeline(folder: Path) -> Pipeline:
     return replace(found, unknown=next(filter(None, [*unknown, found.unknown]), ""))
 
 
+def normalizes(folder: Path) -> bool:
+    """Whether sentence-transformers' vectors of a model have length 1 as they come, as those of
+    students have that were trained here, once they are exported."""
+    modules = read_json(folder / "modules.json")
+    own = (folder / "sentray.json").exists()
+    return own or any(one["type"].endswith(".Normalize") for one in modules)
+
+
 def _pooled(folder: Path, dense: tuple[str, ...]) -> Pipeline:
     config = read_json(folder / "config.json")
     given = config.get("pooling_mode") or [

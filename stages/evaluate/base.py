@@ -33,6 +33,8 @@ class Tested:
     """The encoder under test.
 
     encode: with rank vectors, where the node asks for them.
+    pooled: vectors as they are pooled, of any length; None where there are those of `encode` only.
+    normalizes: whether sentence-transformers scales them to length 1.
     model: the bare encoder; None for a variant of an exported student, of which there are vectors
         only (see `Evaluation.reads_model`).
     encode_documents: the teacher's, where it is the one that embeds documents (or second sentences)
@@ -42,6 +44,18 @@ class Tested:
     encode: Encode
     model: "Encoder | PipelineEncoder | WordVectors | Bm25 | None"
     encode_documents: Encode | None = None
+    pooled: Encode | None = None
+    normalizes: bool = True
+
+    @property
+    def as_pooled(self) -> Encode:
+        """What SentEval's classifiers see."""
+        return self.pooled or self.encode
+
+    @property
+    def as_returned(self) -> Encode:
+        """What MTEB's procedures see: vectors as sentence-transformers returns them."""
+        return self.encode if self.normalizes else self.as_pooled
 
 
 @dataclass(frozen=True)

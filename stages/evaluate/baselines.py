@@ -131,15 +131,15 @@ class WordVectors:
         self._vectors = np.stack(vectors)
         self.num_parameters = self._vectors.size
 
-    def encode_unit(self, texts: Sequence[str], kinds: Kinds = None) -> np.ndarray:
-        """Unit rows (N, D) float32."""
+    def encode(self, texts: Sequence[str], kinds: Kinds = None) -> np.ndarray:
+        """Rows (N, D) float32."""
         out = np.zeros((len(texts), self._vectors.shape[1]), dtype=np.float32)
         for place, text in enumerate(texts):
             words = WORD.findall(text.lower())
             rows = [self._row_of[word] for word in words if word in self._row_of]
             if rows:
                 out[place] = self._vectors[rows].mean(0)
-        return unit_rows(out)
+        return out
 
 
 def whitened(encode: Encode, dimensions: int, work: Work) -> Encode:

@@ -50,7 +50,7 @@ class ClassificationTest(LabelledTest):
         splits = self.load()
         work.say(f"{self.name}: {len(splits['test'].texts):,} examples")
         return score_classification(
-            self.name, splits, tested.encode, self.samples_per_label, self.num_experiments
+            self.name, splits, tested.as_returned, self.samples_per_label, self.num_experiments
         )
 
 

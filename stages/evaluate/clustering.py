@@ -31,7 +31,7 @@ class ClusteringTest(LabelledTest):
     def score(self, tested: Tested, work: Work) -> Result:
         examples = self.load()
         work.say(f"{self.name}: {len(examples.texts):,} examples")
-        return score_clustering(self.name, examples, tested.encode, self.num_seeds)
+        return score_clustering(self.name, examples, tested.as_returned, self.num_seeds)
 
 
 def score_clustering(name: str, examples: Labelled, encode: Encode, num_seeds: int) -> Result:

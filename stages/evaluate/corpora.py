@@ -7,6 +7,7 @@ they are put in order), and a block of QUERY_ROWS x DOCUMENT_ROWS scores.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ class CorpusTest(Evaluation):
     )
     relevance: InputPath = Field(
         description="Columns query-id, corpus-id and score (BEIR), or query, document and label; "
-        "a document with score 0 is not relevant."
+        "or TREC's qrels. A document with score 0 is not relevant."
     )
 
     @property
@@ -103,7 +104,8 @@ class CorpusTest(Evaluation):
         if not path.is_file():
             raise UserError(f"{self._where(setting)}: there is no such file")
         try:
-            yield from enumerate(read_table(path), start=1)
+            rows = _qrels(path) if setting == "relevance" else None
+            yield from enumerate(rows or read_table(path), start=1)
         except ValueError as error:
             raise UserError(f"{self._where(setting)}: cannot be read ({error})") from None
 
@@ -126,6 +128,26 @@ class CorpusTest(Evaluation):
         corpus = self.load()
         work.say(f"{self.name}: {len(corpus.relevance):,} queries, {len(corpus.documents):,} texts")
         return score_corpus(self.name, corpus, tested)
+
+
+def _qrels(path: Path) -> list[dict[str, Any]] | None:
+    """Rows of a file that begins as trec_eval's do, `query 0 document relevance` without a header;
+    None of others.
+
+    Raises:
+        ValueError: a line has not these four.
+    """
+    if path.suffix not in ("", ".txt", ".tsv", ".qrels"):
+        return None
+    lines: list[list[str]] = []
+    with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as file:
+        lines = [line.split() for line in file]
+    if not lines or len(lines[0]) != 4 or not lines[0][3].lstrip("-").isdigit():
+        return None
+    for number, line in enumerate(lines, start=1):
+        if len(line) != 4:
+            raise ValueError(f"line {number} has not the four columns of TREC's qrels")
+    return [{"query": q, "document": d, "score": score} for q, _, d, score in lines]
 
 
 def _cell(row: dict[str, Any], names: tuple[str, ...], where: str) -> str:

@@ -1,7 +1,8 @@
 """Any task of MTEB 2 by its name, through MTEB's own package.
 
 The package brings the task's data (from the Hugging Face hub), its procedure and its main score.
-It sees vectors of length 1, with the encoder's own prompts of queries and documents, not MTEB's.
+It sees vectors as sentence-transformers returns them, and compares them by cosine; with the
+encoder's own prompts of queries and documents, not MTEB's.
 """
 
 import json
@@ -102,14 +103,14 @@ class _Model:
         texts = [text for batch in inputs for text in batch["text"]]
         kinds: dict[str, Kind] = {"query": "query", "document": "document"}
         kind = kinds.get(getattr(prompt_type, "value", prompt_type) or "")
-        return self._tested.encode(texts, kind)
+        return self._tested.as_returned(texts, kind)
 
     def similarity(self, one: Any, other: Any) -> Any:
-        import torch
+        from sentence_transformers.util import cos_sim
 
-        return torch.as_tensor(one) @ torch.as_tensor(other).T
+        return cos_sim(one, other)
 
     def similarity_pairwise(self, one: Any, other: Any) -> Any:
-        import torch
+        from sentence_transformers.util import pairwise_cos_sim
 
-        return (torch.as_tensor(one) * torch.as_tensor(other)).sum(-1)
+        return pairwise_cos_sim(one, other)

@@ -47,7 +47,8 @@ def ndcg(gains: np.ndarray, all_gains: Sequence[float], most: int) -> float:
 def mean_figures(
     name: str, values: Mapping[str, Sequence[float]], averaged: bool = False
 ) -> list[Figure]:
-    """Means x 100 over queries or sentences with their 95% intervals, by standard error.
+    """Means x 100 over queries or sentences with their 95% intervals, by standard error: from 0, or
+    -100 where a value is negative, to 100.
 
     Args:
         name: of the set; "" for none. values: by measure, one for each query.
@@ -58,7 +59,8 @@ def mean_figures(
         mean, interval = 100 * float(np.mean(several)), None
         if len(several) > 1 and np.isfinite(several).all():
             error = 196 * float(np.std(several, ddof=1)) / len(several) ** 0.5
-            interval = mean - error, mean + error
+            least = 0 if min(several) >= 0 else -100
+            interval = max(mean - error, least), min(mean + error, 100)
         figures.append(
             Figure(
                 _heading(measure, name), mean, interval=interval, percent=True,

@@ -68,7 +68,7 @@ def score_retrieval(
     tested: Tested,
     what: str,
 ) -> Result:
-    """MRR@10, recall@1 and recall@10 (all x 100) where document i answers query i.
+    """MRR@10, recall@1, recall@10 and nDCG@10 (all x 100) where document i answers query i.
 
     A document that ties with the right one is ranked before it, so a constant encoder scores 0.
 
@@ -83,7 +83,12 @@ def score_retrieval(
         right = scores[np.arange(len(scores)), np.arange(start, start + len(scores))]
         ranks[start : start + QUERY_ROWS] = (scores >= right[:, None]).sum(1)
     found = ranks <= 10
-    values = {"MRR@10": np.where(found, 1 / ranks, 0), "R@1": ranks == 1, "R@10": found}
+    values = {
+        "MRR@10": np.where(found, 1 / ranks, 0),
+        "R@1": ranks == 1,
+        "R@10": found,
+        "nDCG@10": np.where(found, 1 / np.log2(1 + ranks), 0),
+    }
     return Result(
         [replace(figure, decimals=1) for figure in mean_figures("", values)],
         (f"Retrieval x 100: {what}, among {len(queries):,}.",),

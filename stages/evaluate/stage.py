@@ -17,6 +17,7 @@ from stages.contract import (
     Work,
     measured,
 )
+from stages.encoder.config import described_in, normalizes
 from stages.encoder.source import EncoderSource
 from stages.evaluate.agreement import agreement_tests
 from stages.evaluate.base import Encode, Evaluation, Tested
@@ -60,7 +61,8 @@ class Evaluate(Stage):
     kind = "evaluate"
     # 3: keeps what figures were computed from
     # 4: agreement keeps sentences to look at
-    # 5: clustering and agreement over pairs keep items too
+    # 5: clustering and agreement over pairs keep items too; SentEval's and MTEB's procedures see
+    #    vectors that are not scaled to length 1
     version = 5
 
     def identity(self, inputs: Mapping[str, Fingerprinted]) -> dict[str, Any]:
@@ -99,7 +101,8 @@ class Evaluate(Stage):
         model = self._loaded(self.encoder, work)
         if isinstance(model, Bm25):
             return Tested(model.encode_unit, model, model.encode_documents)
-        encode: Encode = model.encode_unit
+        pooled = Remembered(model.encode)
+        encode: Encode = _unit(pooled)
         if self.corpus:
             from stages.ranks.similarity import RankAwareEncoder
             from stages.ranks.stage import corpus_arrays
@@ -109,10 +112,20 @@ class Evaluate(Stage):
             encode = RankAwareEncoder(model, *arrays, self.rank_weight).encode
         if self.whitening is not None:
             encode = whitened(encode, self.whitening, work)
-        if self.documents is None:
+        if self.corpus or self.whitening is not None:
             return Tested(Remembered(encode), model)
-        documents = Remembered(self._loaded(self.documents, work).encode_unit)
-        return Tested(Remembered(encode), model, documents)
+        if self.documents is not None:
+            teacher = self._loaded(self.documents, work)
+            assert not isinstance(teacher, Bm25)
+            return Tested(encode, model, _unit(Remembered(teacher.encode)))
+        return Tested(encode, model, pooled=pooled, normalizes=self._normalizes(work))
+
+    def _normalizes(self, work: Work) -> bool:
+        if isinstance(self.encoder, WordsSource):
+            return False
+        if self.label.role in ("before", "after"):
+            return True  # once it is exported
+        return normalizes(described_in(self.encoder.located(work)))
 
     def _loaded(
         self, encoder: EncoderSource[Any] | WordsSource, work: Work
@@ -129,7 +142,8 @@ class Evaluate(Stage):
 
     def make(self, work: Work, loaded: Tested) -> None:
         if width := self.label.dimensions:
-            loaded = replace(loaded, encode=_cut(loaded.encode, width))
+            cut = _cut(loaded.as_pooled, width)
+            loaded = replace(loaded, encode=_unit(cut), pooled=cut)
         result = self.test.score(loaded, work)
         measurement = Measurement(self.label, result.figures)
         stats = measured([measurement], result.notes, **dict(result.facts))
@@ -138,12 +152,19 @@ class Evaluate(Stage):
 
 
 def _cut(encode: Encode, width: int) -> Encode:
-    from stages.rows import unit_rows
-
     def cut(texts: Sequence[str], kinds: Kinds = None) -> "np.ndarray":
-        return unit_rows(encode(texts, kinds)[:, :width])
+        return encode(texts, kinds)[:, :width]
 
     return cut
+
+
+def _unit(encode: Encode) -> Encode:
+    from stages.rows import unit_rows
+
+    def unit(texts: Sequence[str], kinds: Kinds = None) -> "np.ndarray":
+        return unit_rows(encode(texts, kinds))
+
+    return unit
 
 
 def tests_of(graph: Graph) -> list[Evaluation]:

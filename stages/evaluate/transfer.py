@@ -5,6 +5,7 @@ penalty depends on the splits that a table has:
   no column `split`     nested folds: MR, CR, SUBJ, MPQA
   train, test           folds of train choose it, and 5% of train decides when to stop: TREC, MRPC
   train, dev, test      dev decides both: SST2
+Vectors are as the encoder pools them: papers do not scale them to length 1.
 """
 
 from dataclasses import replace
@@ -98,7 +99,7 @@ class TransferTest(LabelledTest):
         splits = self.load()
         work.say(f"{self.name}: {sum(len(one.texts) for one in splits.values()):,} examples")
         result = score_transfer(
-            self.name, splits, tested.encode, FULL if self.protocol == "full" else FAST
+            self.name, splits, tested.as_pooled, FULL if self.protocol == "full" else FAST
         )
         notes = list(result.notes)
         if self.protocol == "fast":

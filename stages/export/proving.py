@@ -72,11 +72,14 @@ class Reference:
 
     @cached_property
     def figures(self) -> list[Figure]:
-        return self.score(self.encode, self.work)
+        return self.score(self.student, self.work)
 
-    def score(self, encode: Encode, work: Work) -> list[Figure]:
-        """What the recipe's tests say of these vectors."""
-        tested = Tested(encode, None)
+    def score(self, student: Any, work: Work) -> list[Figure]:
+        """What the recipe's tests say of the student or a variant."""
+        from stages.export.running import encode_with, rows_with, without_normalize
+
+        pooled = rows_with(without_normalize(student))
+        tested = Tested(encode_with(student), None, pooled=pooled)
         return [figure for test in self.tests for figure in test.score(tested, work).figures]
 
 
@@ -110,9 +113,10 @@ def prove(variant: str, reference: Reference, target: Path, work: Work) -> Proof
     with tempfile.TemporaryDirectory() as whole:
         _link(reference.folder, Path(whole))
         _link(target, Path(whole))
-        encode = encode_with(load_variant(Path(whole), variant))
+        student = load_variant(Path(whole), variant)
+        encode = encode_with(student)
         mean, lowest = cosines(encode(reference.compared, reference.kinds), reference.vectors)
-        figures = reference.score(encode, work)
+        figures = reference.score(student, work)
         texts = reference.compared[:NUM_TEXTS]
         kinds = reference.kinds and reference.kinds[:NUM_TEXTS]
         both = {"float32": reference.encode, "variant": encode}

@@ -44,6 +44,12 @@ def load_variant(folder: Path, variant: str) -> Any:
 
 def encode_with(student: Any) -> Encode:
     """Texts to unit rows (N, D) float32."""
+    rows_of = rows_with(student)
+    return lambda texts, kinds=None: unit_rows(rows_of(texts, kinds))
+
+
+def rows_with(student: Any) -> Encode:
+    """Texts to rows (N, D) float32, as the student returns them."""
 
     def encode(texts: Sequence[str], kinds: Kinds = None) -> np.ndarray:
         groups = rows_of_kinds(kinds, len(texts))
@@ -53,9 +59,19 @@ def encode_with(student: Any) -> Encode:
             way = ways.get(kind, student.encode_document)
             found[kind] = way([texts[row] for row in rows], show_progress_bar=False)
         order = np.argsort([row for rows in groups.values() for row in rows])
-        return unit_rows(np.concatenate([*found.values()])[order])
+        return np.asarray(np.concatenate([*found.values()])[order])
 
     return encode
+
+
+def without_normalize(student: Any) -> Any:
+    """The same student but for its last module, which scales vectors to length 1."""
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(
+        modules=[*student][:-1], device="cpu", prompts=student.prompts,
+        default_prompt_name=student.default_prompt_name,
+    )  # fmt: skip
 
 
 def _forward(names: Sequence[str], run: Run) -> Callable[..., Any]:

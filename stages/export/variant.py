@@ -56,7 +56,8 @@ class Variant(Stage):
 
     kind = "variant"
     wanted = True
-    version = 1
+    # 2: transfer tasks see vectors as they are pooled
+    version = 2
 
     def identity(self, inputs: Mapping[str, Fingerprinted]) -> dict[str, Any]:
         found = {"export.variant": self.variant}

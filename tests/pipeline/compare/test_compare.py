@@ -126,7 +126,7 @@ def storage(tmp_path_factory, teacher_folder, student_folder):
     for name, changes in [
         ("one", {}),
         ("other", {"train": raw["train"] | {"seed": 7}}),
-        ("apart", {"evaluate": apart | {"max_length": 40}}),
+        ("apart", {"evaluate": apart}),
     ]:
         recipe = Recipe.model_validate(raw | {"name": name} | changes)
         plan = make_plan(recipe)

@@ -8,19 +8,29 @@ import pytest
 import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.metrics import ndcg_score
 
+from stages.contract import EncoderLabel
 from stages.embed.embedder import Embedder
 from stages.encoder.model import load_for_inference
 from stages.encoder.settings import EncoderSettings
+from stages.encoder.source import EncoderSource
 from stages.errors import UserError
 from stages.evaluate import base
 from stages.evaluate.geometry import GeometrySettings, alignment, score_geometry, uniformity
+from stages.evaluate.relevance import mean_figures
 from stages.evaluate.resampling import Items, interval
 from stages.evaluate.retrieval import RetrievalSettings, score_retrieval
 from stages.evaluate.sets import StsSettings, load_sts
+from stages.evaluate.size import Size
+from stages.evaluate.stage import Evaluate
 from stages.evaluate.sts import score_sts, spearman
 from stages.rows import unit_rows
 from tests.support.data import write_sts
+from tests.support.models import make_sentences
+from tests.support.pipelines import make_pipeline, pooling
+
+TEXTS = make_sentences(30)
 
 
 def values_of(result):
@@ -162,6 +172,8 @@ def test_retrieval_equals_its_slow_twin():
     assert found["MRR@10"] == pytest.approx(100 * np.mean([(r <= 10) / r for r in ranks]))
     assert found["R@1"] == pytest.approx(100 * np.mean([r == 1 for r in ranks]))
     assert found["R@10"] == pytest.approx(100 * np.mean([r <= 10 for r in ranks]))
+    gains = [ndcg_score([np.arange(50) + 1 == r], [-np.arange(50)], k=10) for r in ranks]
+    assert found["nDCG@10"] == pytest.approx(100 * np.mean(gains))
 
 
 def test_a_constant_encoder_retrieves_nothing():
@@ -260,5 +272,38 @@ def test_a_texts_first_sentence_finds_its_rest(tmp_path):
     found = {f.name: f.value for f in test.score(base.Tested(encode, None), work).figures}
     # the right one of q2 and q3 ties with all others but the first, and comes last
     assert found == pytest.approx(
-        {"MRR@10": 100 * (1 + 1 + 0.25 + 0.25) / 4, "R@1": 50, "R@10": 100}
+        {
+            "MRR@10": 100 * (1 + 1 + 0.25 + 0.25) / 4,
+            "R@1": 50,
+            "R@10": 100,
+            "nDCG@10": 100 * (1 + 1 + 2 / np.log2(5)) / 4,
+        }
     )
+
+
+def test_intervals_of_means_stay_where_figures_can_be():
+    high, low, signed = mean_figures("", {"a": [1, 1, 0.2], "b": [0, 0, 0.8], "c": [-1, -1, 0.5]})
+    assert high.interval[1] == 100 and low.interval[0] == 0 and signed.interval[0] == -100
+    error = 196 * np.std([1, 1, 0.2], ddof=1) / 3**0.5
+    assert high.interval[0] == pytest.approx(high.value - error)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_classifiers_see_vectors_that_are_not_scaled(tmp_path, normalize):
+    """SentEval's as they are pooled, MTEB's as sentence-transformers returns them; the student's as
+    it is exported."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.models import Normalize
+
+    folder = make_pipeline(tmp_path, pooling("mean"), *[Normalize] * normalize)
+    theirs = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
+    source = EncoderSource(EncoderSettings(model=str(folder), pooling="auto", device="cpu"))
+    work = SimpleNamespace(say=lambda *_, **__: None)
+    for role in ("teacher", "after"):
+        tested = Evaluate(Size(), source, EncoderLabel(role, role), 32).load(work)
+        lengths = np.linalg.norm(tested.as_pooled(TEXTS), axis=1)
+        assert abs(lengths - 1).min() > 0.01
+        np.testing.assert_allclose(unit_rows(tested.as_pooled(TEXTS)), unit_rows(theirs), atol=1e-5)
+        np.testing.assert_allclose(tested.encode(TEXTS), unit_rows(theirs), atol=1e-5)
+        returned = unit_rows(theirs) if role == "after" else theirs
+        np.testing.assert_allclose(tested.as_returned(TEXTS), returned, atol=1e-5)

@@ -126,6 +126,12 @@ def test_search_in_a_corpus_equals_trec_eval(tmp_path, monkeypatch, block):
     )  # fmt: skip
     corpus = test.load()
     assert corpus.documents == documents
+    qrels = [f"{q} 0 {d} {gain}" for (q, d), gain in scored.items()]
+    trec = test.model_copy(update={"relevance": write(tmp_path / "x.qrels", qrels)})
+    assert trec.load() == corpus
+    write(tmp_path / "x.qrels", [*qrels, "q1 d1 1"])
+    with pytest.raises(UserError, match=f"line {len(qrels) + 1} has not the four columns"):
+        trec.load()
     found = values_of(score_corpus("x", corpus, base.Tested(encode, None)))
     scores = encode(list(queries.values())) @ encode(list(documents.values())).T
     run = {q: {d: float(scores[i, j]) for j, d in enumerate(documents)}

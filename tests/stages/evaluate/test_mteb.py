@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from stages.encoder.config import normalizes
 from stages.encoder.model import load_for_inference
 from stages.encoder.settings import EncoderSettings
 from stages.errors import UserError
@@ -58,18 +59,20 @@ def local_task(monkeypatch):
     return "LocalClassification"
 
 
-@pytest.fixture
-def model(tmp_path):
-    """A model folder whose vectors have length 1."""
+@pytest.fixture(params=["as pooled", "of length 1"])
+def model(tmp_path, request):
+    """A model folder whose vectors have any length, and one whose have length 1."""
     from sentence_transformers.models import Normalize
 
-    return make_pipeline(tmp_path, pooling("mean"), Normalize)
+    more = [Normalize] * (request.param == "of length 1")
+    return make_pipeline(tmp_path, pooling("mean"), *more)
 
 
 def encoder_of(folder):
     settings = EncoderSettings(model=str(folder), pooling="auto", max_length=32, device="cpu")
     encoder = load_for_inference(settings)
-    return base.Tested(encoder.encode_unit, encoder)
+    known = {"pooled": encoder.encode, "normalizes": normalizes(folder)}
+    return base.Tested(encoder.encode_unit, encoder, **known)
 
 
 def test_a_task_has_the_score_that_mteb_gives_sentence_transformers(local_task, model):
