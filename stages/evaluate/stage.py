@@ -111,7 +111,7 @@ class Evaluate(Stage):
             assert not isinstance(model, WordVectors)
             encode = RankAwareEncoder(model, *arrays, self.rank_weight).encode
         if self.whitening is not None:
-            encode = whitened(encode, self.whitening, work)
+            encode = whitened(pooled, self.whitening, work)
         if self.corpus or self.whitening is not None:
             return Tested(Remembered(encode), model)
         if self.documents is not None:

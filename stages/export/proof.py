@@ -59,7 +59,8 @@ def refusal(gate: GateSettings, proof: Proof) -> str:
     for key in ("cosine", "lowest_cosine"):
         least, value = getattr(gate, key), getattr(proof, key)
         if least is not None and not value >= least:
-            found.append(f"{key} {value:.4f} is under export.gate.{key} {least:g}")
+            digits = 4 if round(value, 4) < least else 9
+            found.append(f"{key} {value:.{digits}f} is under export.gate.{key} {least:g}")
     if gate.points is not None:
         if not proof.lost:
             found.append("no test of the recipe has points to lose (export.gate.points)")

@@ -165,6 +165,8 @@ def test_a_gate_holds_each_of_its_settings_against_the_figures(proof):
     assert missed(lowest_cosine=0.97) == (
         "lowest_cosine 0.9600 is under export.gate.lowest_cosine 0.97"
     )
+    close = replace(proof, lowest_cosine=0.99999)
+    assert refusal(GateSettings(lowest_cosine=1), close).startswith("lowest_cosine 0.999990000 is")
     assert missed(points=0.4) == "sts loses 0.50 points, over export.gate.points 0.4"
     assert missed(cosine=0.999, points=0).count(";") == 1
 
