@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from stages.encoder.config import described_in, normalizes
 from stages.encoder.model import load_for_inference
 from stages.encoder.settings import EncoderSettings
 from stages.evaluate.base import Evaluation, Tested
@@ -31,17 +32,23 @@ from stages.evaluate.settings import EvaluateSettings
 from stages.evaluate.tables import Labelled
 from stages.evaluate.transfer import TransferTest, features
 from stages.kinds import Kinds
+from stages.rows import unit_rows
 from tests.support import senteval
 
 DATA = Path(os.environ["SENTRAY_DATA"])
 
 
 class Timed:
-    """An encoder that embeds each text once, and how long that took."""
+    """An encoder that embeds each text once, as it pools it, and how long that took."""
 
     def __init__(self, model: str) -> None:
         settings = EncoderSettings(model=model, pooling="auto", max_length=128)
-        self._encode, self.seconds = Remembered(load_for_inference(settings).encode_unit), 0.0
+        self._encode, self.seconds = Remembered(load_for_inference(settings).encode), 0.0
+        self.normalizes = normalizes(described_in(settings))
+
+    def tested(self) -> Tested:
+        return Tested(lambda texts, kinds=None: unit_rows(self(texts)), None, None, self,
+                      self.normalizes)  # fmt: skip
 
     def __call__(self, texts: Sequence[str], kinds: Kinds = None) -> np.ndarray:
         start = time.perf_counter()
@@ -134,7 +141,7 @@ def main() -> None:
                 if options.tests and test.title not in options.tests:
                     continue
                 embedding, start = encode.seconds, time.perf_counter()
-                result = test.score(Tested(encode, None), Quiet())  # type: ignore[arg-type]
+                result = test.score(encode.tested(), Quiet())  # type: ignore[arg-type]
                 embedding = encode.seconds - embedding
                 seconds = time.perf_counter() - start - embedding
                 figures = "  ".join(
