@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from pipeline.cli import main
+from pipeline.compare.tests import read_tests
 from pipeline.recipe.read import load_recipe
 from stages.evaluate.sets import load_sts
 from tests.support import REPOSITORY
@@ -107,6 +108,21 @@ def test_no_test_set_is_called_what_it_is_not_and_none_is_selected_on(file):
                 assert (tested.path, tested.dataset) == (one.path, one.dataset), (
                     "one corpus from two places: its splits may overlap"
                 )
+
+
+def test_the_papers_tests_are_there_for_any_model(senteval):
+    """What `sentray evaluate --on` reads: the published settings' sets, and SentEval's tasks."""
+    tests = read_tests([str(RECIPES / "tests" / "papers.yaml")])
+    published = load_recipe(str(RECIPES / "simcse-bert-base.yaml")).evaluate.sts
+    assert tests.sts == published
+    assert [(one.name, one.path, one.split) for one in tests.ranking] == [
+        (one.name, one.path, one.split) for one in published
+    ]
+    dev = load_sts(tests.geometry)
+    assert all(text.startswith("B dev left ") for text in dev.sentence1)
+    paths = {one.name: str(one.path).removeprefix(f"{senteval}/") for one in tests.transfer}
+    assert paths == {name: name for name in paths} | {"SST2": "SST/binary"}
+    assert [*paths] == ["MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC"]
 
 
 @pytest.mark.parametrize("file", PUBLISHED, ids=lambda file: file.stem)
