@@ -134,13 +134,12 @@ def test_baselines_are_rows_of_the_table(tmp_path, teacher_folder, student_folde
     # slow twin of the whitened row: of the 300 sentences, by numpy's inverse square root
     lines = (tmp_path / "sts.tsv").read_text().splitlines()[1:]
     gold, left, right = zip(*(line.split("\t")[1:4] for line in lines), strict=True)
-    corpus = unit_rows(first_last(teacher_folder, sentences_of(plan)))
+    corpus = first_last(teacher_folder, sentences_of(plan))
     mean, covariance = corpus.mean(0), np.cov(corpus.T.astype(np.float64), bias=True)
     values, directions = np.linalg.eigh(covariance)
     kernel = (directions / np.sqrt(values))[:, ::-1][:, :8]
     sides = [
-        unit_rows((unit_rows(first_last(teacher_folder, texts)) - mean) @ kernel)
-        for texts in (left, right)
+        unit_rows((first_last(teacher_folder, texts) - mean) @ kernel) for texts in (left, right)
     ]
     expected = 100 * spearman((sides[0] * sides[1]).sum(1), np.array(gold, dtype=float))
     whitened = results.figures(results.encoders[2])["made-up"].value
