@@ -22,6 +22,7 @@ def write_report(plan: Plan, results: Results, record: str) -> None:
         paragraphs(results_notes(results), "quiet"),
         paragraphs([results.advice]),
         section("What was gained", _bars(results)),
+        *_subsets(results),
     ]
     parts += [section(*one) for one in pictures(plan.store, results)]
     told: dict[str, list[tuple[str, str | list[dict[str, Any]]]]] = {}
@@ -49,6 +50,24 @@ def _table(results: Results) -> str:
     rows = results_rows(results)
     styles = {None: "below", results.reference: "main"}
     return figures_table([(styles.get(label, ""), cells) for label, cells in rows])
+
+
+def _subsets(results: Results) -> list[str]:
+    """STS within each subset, where sets have some. Bands of agreement are drawn instead."""
+    encoders = [encoder for encoder in results.encoders if not encoder.variant]
+    columns = [
+        {
+            f"{name}, {part}": f"{value:.2f}"
+            for name, figure in results.figures(encoder).items()
+            for part, value in figure.parts.items()
+            if name != "agreement"
+        }
+        for encoder in encoders
+    ]
+    names = dict.fromkeys(name for column in columns for name in column)
+    heading = ("", ["", *(encoder.title for encoder in encoders)])
+    rows = [("", [name, *(column.get(name, "") for column in columns)]) for name in names]
+    return [section("By subset", figures_table([heading, *rows]))] if rows else []
 
 
 def _body(body: str | list[dict[str, Any]]) -> str:

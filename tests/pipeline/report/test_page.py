@@ -118,6 +118,17 @@ def test_its_lineage_has_every_artifact_once(made):
     assert section.count("<path ") == len(read) > 5
 
 
+def test_sts_is_told_by_subset(made):
+    plan, page = made
+    results = collect(plan)
+    student = results.figures(results.reference)["made-up"]
+    assert len(student.parts) > 1
+    cells = Reader(page).cells
+    for name, value in student.parts.items():
+        row = cells.index(f"made-up, {name}")
+        assert f"{value:.2f}" in cells[row : row + 1 + len(results.encoders)]
+
+
 def test_a_tables_cells_are_text():
     page = Reader(figures_table([("", ["", "<p>"]), ("main", ["<p> & x", " 1* "]), ("", ["y"])]))
     assert page.cells == ["<p> & x", "1*", "y"] and page.open == []
