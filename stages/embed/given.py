@@ -19,6 +19,7 @@ from stages.contract import Artifact, Fingerprinted, Shard, Stage, Work
 from stages.embed.basis import basis_in, reduced
 from stages.errors import UserError
 from stages.fields import InputPath
+from stages.plain import shortened
 from stages.rows import directions, npy_bytes
 from stages.samples import factor_rows
 from stages.sentences.cleaning import clean_text
@@ -202,7 +203,8 @@ class Matching:
             self.num_twice += len(known) - len(taken)
             rows = found[taken]
             self._seen[rows] = True
-            yield rows, directions(vectors[taken], what, rows.item)
+            named = [repr(shortened(keys[place])) for place in taken]
+            yield rows, directions(vectors[taken], what, named.__getitem__)
 
 
 def join(matching: Matching, file: Path, basis_Dk: np.ndarray | None = None) -> np.ndarray:
