@@ -139,6 +139,10 @@ BAD = {
         lambda tmp: ["student.model=package:pytest"], "carries no model.safetensors"),
     "more layers than the student's model has": (
         lambda tmp: ["student.layers=7"], "student: layers=7: model"),
+    "widths that differ without a projection": (
+        lambda tmp: ["train.objectives={vector_regression: {projection: none}}",
+                     f"teachers.0.model={make_model(tmp / 'wide', width=64)}"],
+        "sentray: train.objectives.vector_regression.projection: none, but the student's vectors have 32 dimensions and"),
     "a folder without weights": (no_weights, "has no weights"),
     "weights as a pickle": (only_a_pickle, "only there as a pickle"),
     "no layer left to train": (

@@ -1,5 +1,6 @@
 """Brings a recipe's artifacts up to date: chooses what to make, checks it, makes it, records it."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -137,7 +138,8 @@ def check_nodes(nodes: Iterable[Node]) -> None:
         try:
             node.stage.check()
         except UserError as error:
-            if not node.where or str(error).startswith(node.where):
+            section = re.split(r"\W", str(error), maxsplit=1)[0]
+            if not node.where or section in Recipe.model_fields:  # it names the setting itself
                 raise
             raise UserError(f"{node.where}: {error}") from None
 

@@ -8,9 +8,11 @@ from typing import Any
 from stages.contract import Artifact, Fingerprinted, Resources, Stage, Work, Workers
 from stages.encoder.config import num_layers
 from stages.encoder.source import EncoderSource
+from stages.errors import UserError
 from stages.packages import need
 from stages.planning import Graph
 from stages.sentences.settings import num_held_out
+from stages.teachers import encoding_teachers
 from stages.train.settings import (
     StudentSettings,
     TrainSettings,
@@ -28,6 +30,7 @@ class Train(Stage):
     rewrites, negatives: inputs with tokens of rewrites and of their hard negatives.
     views: inputs with tokens of further views, by the view's name.
     holdout: as `Recipe.holdout`: so many of the first sentences are not trained on.
+    teachers: encoders whose vectors are taught whole.
     """
 
     student: EncoderSource[StudentSettings]
@@ -38,6 +41,7 @@ class Train(Stage):
     negatives: tuple[str, ...] = ()
     views: tuple[tuple[str, str], ...] = ()
     holdout: int | None = 0
+    teachers: tuple[EncoderSource[Any], ...] = ()
 
     kind = "train"
     # 4: InfoNCE and consistency keep their precision when small; factors are renormalised when
@@ -79,6 +83,16 @@ class Train(Stage):
         width = self.output_width()
         if width is not None:
             check_widths(self.student.settings.dimensions, width)
+        regression = self.settings.objectives.vector_regression
+        if regression is None or regression.projection != "none" or width is None:
+            return
+        for teacher in self.teachers:  # before a corpus is embedded; others training looks at
+            if teacher.width() not in (None, width):
+                raise UserError(
+                    "train.objectives.vector_regression.projection: none, but the student's "
+                    f"vectors have {width} dimensions and those of '{teacher.settings.model}' "
+                    f"{teacher.width()}; set projection: auto"
+                )
 
     def _check_frozen(self) -> None:
         if self.student.settings.freeze_layers:
@@ -124,6 +138,7 @@ def plan(graph: Graph) -> None:
     views = [(view.name, f"tokens:{view.name}") for view in objectives.views]
     factors = [(graph.factors[t.name], t.weight) for t in recipe.teachers if graph.factors]
     settings = recipe.train.model_copy(update={"dev": recipe.dev})
+    whole = [one for _, one in encoding_teachers(graph) if one.factor_width is None]
     owned = [f"tokens:{name}{suffix}" for name in names for suffix in
              ("", *["+negatives"] * objectives.needs_negatives)]  # fmt: skip
     inputs = ["tokens", *owned, *(name for _, name in views), *(name for name, _ in factors)]
@@ -137,6 +152,7 @@ def plan(graph: Graph) -> None:
             tuple(negatives),
             tuple(views),
             recipe.holdout,
+            tuple(graph.encoder(one.encoder()) for one in whole if one.similarity == "cosine"),
         )
         name = f"train:seed-{one.seed}" if number else "train"
         graph.add(name, stage, [*inputs, *student.inputs], where="student")
