@@ -8,7 +8,7 @@ STYLE = """
 @media(prefers-color-scheme:dark){
 :root{--soft:#1d2026;--line:#3a3f48;--quiet:#9aa3af;--mark:#6db3e8}
 body{background:#121418;color:#e4e6ea}}
-body{font:16px/1.5 system-ui,sans-serif;max-width:68rem;margin:2rem auto;padding:0 1rem}
+body{font:16px/1.5 system-ui,sans-serif;max-width:76rem;margin:2rem auto;padding:0 1rem}
 h1,h2{line-height:1.2}h1{margin-bottom:.2em}h2{margin-top:2em;font-size:1.25rem}
 .asked{font-size:1.1rem}.quiet{color:var(--quiet);font-size:.9rem;margin:.3rem 0}
 pre,.scroll{overflow-x:auto}pre{background:var(--soft);padding:1rem;font-size:13px}
