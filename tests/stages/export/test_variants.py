@@ -19,7 +19,9 @@ from stages.export.convert import FILES
 from stages.export.folder import export_student
 from stages.export.proof import Proof, points_lost, refusal
 from stages.export.proving import Reference, prove, write_variant
+from stages.export.running import encode_with, rows_with, without_normalize
 from stages.export.settings import GateSettings
+from stages.rows import unit_rows
 from stages.train.student import save_encoder
 from tests.support.data import write_sts
 from tests.support.heads import FIRST
@@ -118,6 +120,19 @@ def test_graphs_beyond_protobufs_limit_have_their_weights_beside_them(
 def test_a_template_is_in_a_tokenizer_that_optimums_transformers_4_knows(references):
     config = references["Roberta"].folder / "tokenizer_config.json"
     assert json.loads(config.read_text())["tokenizer_class"] == "PreTrainedTokenizerFast"
+
+
+@pytest.mark.parametrize("kind", STUDENTS)
+def test_transfer_tasks_see_a_variant_as_it_pools(references, kind):
+    """Without the module that scales its vectors to length 1, and as Sentray's own encoder."""
+    folder, texts = references[kind].folder, make_sentences(20)
+    student = references[kind].student
+    pooled = rows_with(without_normalize(student))(texts)
+    settings = EncoderSettings(model=str(folder), pooling="auto", max_length=32)
+    own = load_encoder(settings).encode(texts)
+    np.testing.assert_allclose(pooled, own, atol=1e-4)
+    assert abs(np.linalg.norm(pooled, axis=1) - 1).min() > 0.01
+    np.testing.assert_allclose(unit_rows(pooled), encode_with(student)(texts), atol=1e-5)
 
 
 def test_8_bits_are_smaller_and_not_the_same(references, tmp_path):
