@@ -83,7 +83,7 @@ class TransferTest(LabelledTest):
             raise UserError(
                 f"{self.where}: only {counts.min()} rows have the label "
                 f"'{chosen.names[int(counts.argmin())]}', too few for {num_folds} folds; "
-                f"it takes {need}"
+                f"it takes {need} (under `evaluate.classification`, few-shot, 8 of a label do)"
             )
         rows = len(chosen.labels) if "train" in found else len(chosen.labels) * 9 // 10
         if rows < 23 and "dev" not in found:
