@@ -21,31 +21,33 @@ def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "model", nargs="+",
         help="a folder, Hugging Face id, package:NAME, or the name of a run, for its student",
     )  # fmt: skip
-    evaluate.add_argument(
-        "--on", nargs="+", required=True, metavar="FILE",
-        help="a recipe or another YAML file with tests as under `evaluate`; or tables, told by "
-        "their columns: sentence1, sentence2, score; sentence1, sentence2, label; query, "
-        "candidate, label; text, label",
-    )  # fmt: skip
-    evaluate.add_argument(
-        "--pooling", choices=("cls", "mean", "last", "mask"),
-        help="of models that do not say how they pool, such as bare transformers",
-    )  # fmt: skip
-    evaluate.add_argument(
-        "--max-length", type=int, metavar="N",
-        help="most tokens of a test sentence (default: the file's evaluate.max_length, or 128)",
-    )  # fmt: skip
     evaluate.set_defaults(command=_evaluate)
     compare = commands.add_parser(
         "compare", help="compare finished runs on the tests that they share",
-        description="Compare the students of finished runs on the tests that they share.",
+        description="Compare the students of finished runs on the tests that they share; with "
+        "--on any models on these tests, as `sentray evaluate` does.",
     )  # fmt: skip
     compare.add_argument(
-        "run", nargs="+",
-        help="names of recipes that were run; NAME:before and NAME:TEACHER for its other rows",
+        "model", nargs="+", metavar="run",
+        help="names of recipes that were run; NAME:before and NAME:TEACHER for its other rows; "
+        "with --on what `sentray evaluate` takes",
     )  # fmt: skip
     compare.set_defaults(command=_compare)
     for command in (evaluate, compare):
+        command.add_argument(
+            "--on", nargs="+", required=command is evaluate, metavar="FILE",
+            help="a recipe or another YAML file with tests as under `evaluate`; or tables, told by "
+            "their columns: sentence1, sentence2, score; sentence1, sentence2, label; query, "
+            "candidate, label; text, label",
+        )  # fmt: skip
+        command.add_argument(
+            "--pooling", choices=("cls", "mean", "last", "mask"),
+            help="of models that do not say how they pool, such as bare transformers",
+        )  # fmt: skip
+        command.add_argument(
+            "--max-length", type=int, metavar="N",
+            help="most tokens of a test sentence (default: the file's evaluate.max_length, or 128)",
+        )  # fmt: skip
         command.add_argument("--storage", default="runs", help="storage root (default: runs)")
         command.add_argument("--json", metavar="FILE", help="write figures and differences there")
 
@@ -69,9 +71,13 @@ def _compare(options: argparse.Namespace) -> int:
     from pipeline.compare.runs import compare_runs
 
     _check_json(options.json)
-    if len(options.run) < 2:
+    if len(options.model) < 2:
         raise UserError("compare: name two runs at least; `sentray show` is for one")
-    return _shown(compare_runs(options.run, options.storage), options.json)
+    if options.on:
+        return _evaluate(options)
+    if options.pooling or options.max_length:
+        raise UserError("compare: --pooling and --max-length are for models on tests; add --on")
+    return _shown(compare_runs(options.model, options.storage), options.json)
 
 
 def _shown(results: "Results", file: str | None) -> int:

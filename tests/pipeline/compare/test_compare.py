@@ -181,6 +181,11 @@ def load(storage, name):
     return load_recipe(str(record / "recipe.yaml"))
 
 
+def test_any_models_are_compared_on_tests(sentray, sts, teacher_folder, student_folder):
+    models = teacher_folder, student_folder
+    assert sentray("compare", *models, *ON, sts) == sentray("evaluate", *models, *ON, sts)
+
+
 @pytest.mark.parametrize(
     ("names", "message"),
     [
@@ -189,6 +194,7 @@ def load(storage, name):
         (["one", "nobody"], "there is no finished run of 'nobody' (recipes run here: apart, one"),
         (["one", "other:nobody"], "that run has no row 'nobody'; it has before, t"),
         (["one", "apart"], "they share no test with equal settings"),
+        (["one", "other", "--pooling", "cls"], "are for models on tests; add --on"),
     ],
 )
 def test_runs_that_cannot_be_compared(storage, sentray, names, message):
