@@ -64,13 +64,14 @@ class Result:
 
     notes: what its figures mean, a line each, shown once below the table. facts: further data for
     whoever reads the manifest. items: what figures were computed from, by name, where two encoders
-    are to be compared on it.
+    are to be compared on it. files: to be kept with the figures, by name.
     """
 
     figures: list[Figure]
     notes: tuple[str, ...] = ()
     facts: tuple[tuple[str, Any], ...] = ()
     items: Mapping[str, Items] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
 
 class Evaluation(Settings):

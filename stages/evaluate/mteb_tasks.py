@@ -5,7 +5,6 @@ It sees vectors as sentence-transformers returns them, and compares them by cosi
 encoder's own prompts of queries and documents, not MTEB's.
 """
 
-import json
 import tempfile
 from collections.abc import Iterable
 from importlib import metadata
@@ -81,11 +80,12 @@ class MtebTest(Evaluation):
             model, task, cache=None, co2_tracker=False, show_progress_bar=False
         ).task_results
         with tempfile.TemporaryDirectory() as folder:
-            found.to_disk(Path(folder) / "result.json")
-            whole = json.loads((Path(folder) / "result.json").read_text())
+            file = Path(folder) / f"{self.task}.json"
+            found.to_disk(file)
+            files = {file.name: file.read_bytes()}
         figure = Figure(self.task, 100 * found.get_score(), percent=True, averaged="MTEB")
         note = f"{self.task}: main score x 100 of MTEB {mteb.__version__} ({task.metadata.type})."
-        return Result([figure], (note,), (("mteb", whole),))
+        return Result([figure], (note,), files=files)
 
 
 class _Model:

@@ -148,6 +148,8 @@ class Evaluate(Stage):
         measurement = Measurement(self.label, result.figures)
         stats = measured([measurement], result.notes, **dict(result.facts))
         with tempfile.TemporaryDirectory() as local:
+            for name, data in result.files.items():
+                Path(local, name).write_bytes(data)
             work.publish(stats | write_items(result.items, Path(local)), Path(local))
 
 

@@ -7,14 +7,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from stages.contract import EncoderLabel
 from stages.encoder.config import normalizes
 from stages.encoder.model import load_for_inference
 from stages.encoder.settings import EncoderSettings
+from stages.encoder.source import EncoderSource
 from stages.errors import UserError
 from stages.evaluate import base
 from stages.evaluate.classification import ClassificationTest
 from stages.evaluate.mteb_tasks import MtebTest
 from stages.evaluate.settings import EvaluateSettings
+from stages.evaluate.stage import Evaluate
 from tests.support.models import make_sentences
 from tests.support.pipelines import make_pipeline, pooling
 
@@ -85,8 +88,21 @@ def test_a_task_has_the_score_that_mteb_gives_sentence_transformers(local_task, 
     (figure,) = result.figures
     assert figure.value == pytest.approx(100 * expected.task_results[0].get_score())
     assert 20 < figure.value < 100
-    whole = dict(result.facts)["mteb"]
-    assert whole["task_name"] == local_task and json.dumps(whole)
+    whole = json.loads(result.files[f"{local_task}.json"])
+    assert whole["task_name"] == local_task
+
+
+def test_mtebs_result_file_is_in_the_artifact(local_task, model, tmp_path):
+    source = EncoderSource(EncoderSettings(model=str(model), pooling="auto", max_length=32))
+    stage = Evaluate(MtebTest(task=local_task), source, EncoderLabel("teacher", "t"), 32)
+    kept = {}
+
+    def publish(stats, folder):
+        kept.update({file.name: file.read_text() for file in folder.glob("*.json")})
+
+    work = SimpleNamespace(say=SILENT.say, publish=publish)
+    stage.make(work, stage.load(work))
+    assert json.loads(kept[f"{local_task}.json"])["task_name"] == local_task
 
 
 def test_our_classification_is_mtebs(local_task, model, tmp_path):
