@@ -114,9 +114,12 @@ def test_the_table_says_which_figures_are_not_the_papers(
     file = tmp_path / "task.tsv"
     file.write_text("label\ttext\n" + "1\tgood\n0\tbad\n" * 30)
     scored = base.Result([Figure(name, accuracy)], ("Transfer: accuracy.",))
-    monkeypatch.setattr(transfer, "score_transfer", lambda *_: scored)
+    seen = []
+    monkeypatch.setattr(transfer, "score_transfer", lambda *given: seen.append(given) or scored)
     test = TransferTest(name=name, path=str(file), protocol=protocol)
-    notes = test.score(base.Tested(None, None), SimpleNamespace(say=lambda line: None)).notes[1:]
+    tested = base.Tested("of length 1", None, pooled="as pooled")
+    notes = test.score(tested, SimpleNamespace(say=lambda line: None)).notes[1:]
+    assert seen[0][2] == "as pooled"
     assert [note[: len(start)] for note, start in zip(notes, told, strict=True)] == told
 
 
