@@ -141,8 +141,10 @@ def _qrels(path: Path) -> list[dict[str, Any]] | None:
         return None
     lines: list[list[str]] = []
     with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as file:
-        lines = [line.split() for line in file]
-    if not lines or len(lines[0]) != 4 or not lines[0][3].lstrip("-").isdigit():
+        first = file.readline().split()
+        if len(first) == 4 and first[3].lstrip("-").isdigit():
+            lines = [first, *(line.split() for line in file)]
+    if not lines:
         return None
     for number, line in enumerate(lines, start=1):
         if len(line) != 4:
