@@ -1,6 +1,5 @@
 """The same code on S3: a real server on loopback, store, checkpoints and a whole run."""
 
-import json
 from functools import partial
 
 import numpy as np
@@ -66,8 +65,8 @@ def test_a_whole_run_on_s3(bucket, tmp_path, sentray, tiny_recipe):
     assert "nothing to do" in sentray("plan", file)
     root = Root(recipe["storage"])
     (folder,) = root.list("embed")
-    manifest = json.loads(root.read(f"embed/{folder}/manifest.json"))
-    shard = root.read(f"embed/{folder}/{manifest['shards'][0]['files']['factors.npy']['path']}")
+    manifest = ArtifactStore(recipe["storage"]).manifest(f"embed/{folder}")
+    shard = root.read(f"embed/{folder}/{manifest.shards[0].files['factors.npy'].path}")
     (tmp_path / "shard.npy").write_bytes(shard)
     assert np.load(tmp_path / "shard.npy").dtype == np.float16
     assert root.list("work/train") == []

@@ -99,7 +99,7 @@ def make_plan(recipe: Recipe) -> Plan:
             reason = f"being made again: {_how_far(store, node, folder, planned) or 'begun'}"
         else:
             known = planned[node.source].manifest if node.source else None
-            numbers = [shard.number for shard in known.shards] if known else []
+            numbers = known.shards.number if known else []
             damage = store.damage(folder, manifest, names, numbers)
             reason = f"done, {_size(manifest)}"
             if damage is not None:
@@ -135,7 +135,7 @@ def _how_far(store: ArtifactStore, node: Node, folder: str, done: dict[str, Plan
     if source is not None:
         total = len(source.shards)
         finished = store.recorded_shards(folder)
-        missing = sum(shard.number not in finished for shard in source.shards)
+        missing = sum(number not in finished for number in source.shards.number)
         if missing < total:
             return f"missing {missing} of {total} shards"
     return node.stage.unfinished(store.root.list(f"work/{folder}"))

@@ -76,10 +76,9 @@ def _artifact(
         f"  inputs    {', '.join(manifest.inputs.values()) or 'none'}",
     ]
     if manifest.shards:
-        size = sum(f.num_bytes for shard in manifest.shards for f in shard.files.values())
         lines.append(
             f"  holds     {manifest.num_rows:,} rows in {len(manifest.shards)} shards, "
-            f"{size / 1e6:,.1f} MB"
+            f"{manifest.shards.num_bytes / 1e6:,.1f} MB"
         )
     if manifest.files:
         lines.append(f"  files     {', '.join(manifest.files)}")

@@ -20,7 +20,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -105,7 +105,7 @@ class ArtifactStore:
         return {
             number: record
             for number, record in found.items()
-            if not _gone(record.files.values(), there)
+            if not _gone([file.path for file in record.files.values()], there)
         }
 
     def recorded_shards(self, folder: str) -> set[int]:
@@ -180,8 +180,7 @@ class ArtifactStore:
         manifest = self._read(folder)
         if manifest is None or self.is_made_again(folder, names):
             return []
-        known = {file.path for shard in manifest.shards for file in shard.files.values()}
-        known |= {file.path for file in manifest.files.values()} | {MANIFEST, AGAIN}
+        known = {*_paths(manifest), MANIFEST, AGAIN}
         return [name for name in names if name not in known and not LEDGER.fullmatch(name)]
 
     def _note(self, folder: str, digest: str, state: str) -> None:
@@ -215,11 +214,10 @@ class ArtifactStore:
             names: of all its files.
             numbers: of the shards that it should have.
         """
-        lacking = sorted(set(numbers) - {shard.number for shard in manifest.shards})
+        lacking = sorted(set(numbers).difference(manifest.shards.number))
         if lacking:
             return f"it lacks {listed('shard', lacking)}"
-        records = [file for shard in manifest.shards for file in shard.files.values()]
-        gone = _gone([*records, *manifest.files.values()], names)
+        gone = _gone(_paths(manifest), names)
         if not gone:
             return None
         more = f" (and {len(gone) - 1} more)" if len(gone) > 1 else ""
@@ -305,9 +303,13 @@ class ArtifactStore:
         return Artifact(self.root, *found, node)
 
 
-def _gone(records: Iterable[FileRecord], names: set[str]) -> list[str]:
-    """Paths of files that are not there."""
-    paths = [record.path for record in records]
+def _paths(manifest: Manifest) -> list[str]:
+    """Of all files that a manifest names."""
+    return manifest.shards.paths + [file.path for file in manifest.files.values()]
+
+
+def _gone(paths: Sequence[str], names: set[str]) -> list[str]:
+    """Those of files that are not there."""
     return [] if names.issuperset(paths) else [path for path in paths if path not in names]
 
 

@@ -1,6 +1,5 @@
 """What a manifest says of an artifact, and the records of its shards and files."""
 
-import gc
 import json
 import os
 import platform
@@ -9,9 +8,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Protocol
+from typing import Any, Protocol, overload
 
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import ConfigDict, GetCoreSchemaHandler, TypeAdapter
+from pydantic_core import CoreSchema, core_schema
 
 from stages.encoder.hub import models_in, named, settled
 from stages.errors import UserError
@@ -78,6 +78,84 @@ class ShardRecord:
 
 
 @dataclass(frozen=True)
+class FileColumns:
+    """Records of one file of every shard; no path ("") where a shard has no such file."""
+
+    __pydantic_config__ = ONLY_KNOWN
+
+    path: list[str]
+    sha256: list[str]
+    num_bytes: list[int]
+
+
+@dataclass(frozen=True)
+class Shards(Sequence[ShardRecord]):
+    """The shards of a manifest, by column; without what each took, which the ledger knows.
+
+    A manifest with 33,334 shards of two files is read in 0.05 s; as a list of their records, which
+    earlier versions wrote, in 0.4 s and more (two cores of an Intel Xeon).
+    """
+
+    __pydantic_config__ = ONLY_KNOWN
+
+    number: list[int]
+    num_rows: list[int]
+    files: dict[str, FileColumns]
+
+    @classmethod
+    def of(cls, records: Sequence[ShardRecord]) -> "Shards":
+        none = FileRecord("", "", 0)
+        files = {}
+        for name in dict.fromkeys(name for record in records for name in record.files):
+            rows = [record.files.get(name, none) for record in records]
+            files[name] = FileColumns(
+                [row.path for row in rows],
+                [row.sha256 for row in rows],
+                [row.num_bytes for row in rows],
+            )
+        return cls([one.number for one in records], [one.num_rows for one in records], files)
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.number), len(self.num_rows)}
+        for file in self.files.values():
+            lengths |= {len(file.path), len(file.sha256), len(file.num_bytes)}
+        if len(lengths) > 1:
+            raise ValueError("columns of shards of different length")
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    @overload
+    def __getitem__(self, place: int) -> ShardRecord: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[ShardRecord]: ...
+    def __getitem__(self, place: int | slice) -> ShardRecord | Sequence[ShardRecord]:
+        if isinstance(place, slice):
+            return [self[one] for one in range(*place.indices(len(self)))]
+        files = {
+            name: FileRecord(file.path[place], file.sha256[place], file.num_bytes[place])
+            for name, file in self.files.items()
+            if file.path[place]
+        }
+        return ShardRecord(self.number[place], self.num_rows[place], files)
+
+    @property
+    def paths(self) -> list[str]:
+        """Of all files."""
+        return [path for file in self.files.values() for path in file.path if path]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(sum(file.num_bytes) for file in self.files.values())
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        records = handler.generate_schema(list[ShardRecord])
+        before = core_schema.no_info_after_validator_function(cls.of, records)
+        return core_schema.union_schema([handler(source), before])
+
+
+@dataclass(frozen=True)
 class Manifest:
     """Where an artifact comes from and what it holds."""
 
@@ -88,7 +166,7 @@ class Manifest:
     fingerprint: str
     identity: dict[str, Any]
     inputs: dict[str, str]
-    shards: list[ShardRecord]
+    shards: Shards
     files: dict[str, FileRecord]
     stats: dict[str, Any]
     created: str
@@ -100,7 +178,7 @@ class Manifest:
 
     @property
     def num_rows(self) -> int:
-        return sum(shard.num_rows for shard in self.shards)
+        return sum(self.shards.num_rows)
 
 
 class Described(Protocol):
@@ -131,7 +209,7 @@ def new_manifest(
     return Manifest(
         kind=node.kind, title=node.title, fingerprint=node.fingerprint, identity=node.identity,
         inputs=inputs,
-        shards=sorted(shards, key=lambda shard: shard.number), files=files, stats=stats,
+        shards=Shards.of(sorted(shards, key=lambda shard: shard.number)), files=files, stats=stats,
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         seconds=round(time.time() - started, 3),
         machine=f"{platform.machine()}, {os.cpu_count()} cores",
@@ -163,21 +241,8 @@ def _commits(identity: dict[str, Any]) -> dict[str, str]:
 
 
 def read_manifest(data: bytes) -> Manifest:
-    """A manifest from its JSON; ValueError where it is none.
-
-    Nothing of what is built meanwhile is garbage: looking for some, again and again, takes two
-    thirds of the time that a manifest of 33,000 shards takes (0.42 s instead of 0.11). Afterwards
-    it counts as old, or the next look at what is young would go through all of it (0.15 s).
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        return _MANIFEST.validate_json(data, strict=True)
-    finally:
-        if was_on:
-            gc.freeze()
-            gc.unfreeze()  # into the oldest generation
-            gc.enable()
+    """A manifest from its JSON; ValueError where it is none."""
+    return _MANIFEST.validate_json(data, strict=True)
 
 
 def shard_line(record: ShardRecord) -> bytes:

@@ -9,9 +9,10 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pipeline.store.manifest import NO_USAGE, read_manifest, read_shard
 from stages.files import Root
 from tests.chaos.arena import CONCURRENCY, Arena, Running
 from tests.chaos.schedule import Fault, Schedule
@@ -328,12 +329,13 @@ def _first(one: Any, other: Any, path: str = "") -> str:
 
 def _check_ledger(root: Root, folder: str, manifest: dict[str, Any]) -> None:
     """Every shard's record says what the manifest says, and its files hold what they should."""
-    records = [*manifest["files"].values()]
-    for shard in manifest["shards"]:
-        stored = json.loads(root.read(f"{folder}/shards/{shard['number']:05d}.json"))
-        assert stored["num_rows"] == shard["num_rows"] and stored["files"] == shard["files"]
-        records += shard["files"].values()
+    whole = read_manifest(json.dumps(manifest).encode())
+    records = [*whole.files.values()]
+    for shard in whole.shards:
+        stored = read_shard(root.read(f"{folder}/shards/{shard.number:05d}.json"))
+        assert replace(stored, usage=NO_USAGE) == shard
+        records += shard.files.values()
     for record in records:
-        data = root.read(f"{folder}/{record['path']}")
-        assert len(data) == record["num_bytes"], f"{folder}/{record['path']} is cut"
-        assert hashlib.sha256(data).hexdigest() == record["sha256"], f"{record['path']} is damaged"
+        data = root.read(f"{folder}/{record.path}")
+        assert len(data) == record.num_bytes, f"{folder}/{record.path} is cut"
+        assert hashlib.sha256(data).hexdigest() == record.sha256, f"{record.path} is damaged"

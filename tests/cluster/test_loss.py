@@ -9,6 +9,7 @@ import yaml
 
 from cluster.server import JobServer
 from cluster.settings import load_cluster
+from pipeline.store.manifest import read_manifest
 from stages.files import Root
 from stages.recipe import Recipe
 from tests.support.command import wait_until
@@ -80,11 +81,11 @@ def contents(root):
     found = {}
     for kind in ("sentences", "embed", "tokens", "corpus", "ranks", "train"):
         for folder in root.list(kind):
-            raw = json.loads(root.read(f"{kind}/{folder}/manifest.json"))
-            files = [file for shard in raw["shards"] for file in shard["files"].values()]
+            manifest = read_manifest(root.read(f"{kind}/{folder}/manifest.json"))
+            files = [file for shard in manifest.shards for file in shard.files.values()]
             found[f"{kind}/{folder}"] = sorted(
-                file["sha256"] for file in [*files, *raw["files"].values()]
-                if "metrics" not in file["path"]
+                file.sha256 for file in [*files, *manifest.files.values()]
+                if "metrics" not in file.path
             )  # fmt: skip
     return found
 

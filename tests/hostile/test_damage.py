@@ -41,7 +41,9 @@ OF_MANIFESTS = {
     "a field of the future": changed(colour="green"),
     "no fingerprint": without("fingerprint"),
     "shards of text": changed(shards="abc"),
-    "rows of text": changed(shards=[{"number": 0, "num_rows": "many", "files": {}}]),
+    "rows of text": changed(shards={"number": [0], "num_rows": ["many"], "files": {}}),
+    "a record's rows of text": changed(shards=[{"number": 0, "num_rows": "many", "files": {}}]),
+    "a shard without rows": changed(shards={"number": [0, 1], "num_rows": [8], "files": {}}),
     "files of the future": changed(
         files={"a": {"path": "a", "sha256": "", "num_bytes": 1, "x": 1}}
     ),

@@ -31,6 +31,20 @@ def test_an_artifact_exists_only_once_its_manifest_is_written(tmp_path):
     assert opened.shard_path(0, "a.npy").read_bytes() == b"data"
 
 
+def test_a_manifest_holds_its_shards_as_they_were_recorded(tmp_path):
+    """Also where not every shard has the same files."""
+    store = ArtifactStore(str(tmp_path))
+    for number, files in enumerate([{"a": b"one"}, {"a": b"two", "b": b"three"}, {}]):
+        store.put_shard("embed/x-1", number, files, number)
+    recorded = list(store.finished_shards("embed/x-1").values())
+    publish(store, "embed/x-1", shards=recorded[::-1])
+    shards = store.manifest("embed/x-1").shards
+    assert list(shards) == recorded
+    assert shards.paths == [recorded[0].files["a"].path,
+                            *(recorded[1].files[name].path for name in "ab")]  # fmt: skip
+    assert shards.num_bytes == 11
+
+
 @pytest.mark.parametrize("damage", ["change", "remove"])
 def test_a_shard_changed_after_publication_is_noticed(tmp_path, damage):
     store = ArtifactStore(str(tmp_path))
