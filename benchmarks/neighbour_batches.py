@@ -12,14 +12,17 @@ comes twice. All else is the product's training. Figures of the last step's stud
   order  Spearman x 100 of a sentence's similarities to all of these, mean over every fourth one
   error  of similarities that are over 0.5 under the teacher: root mean square x 100
 Prints mean and standard deviation over the seeds, and the difference to the same training on random
-batches, which is always made. What is done already is not done again, so the table can be made in
-parts, side by side too: a process has one thread, and takes one to four minutes for 120 steps.
+batches, which is always made. Trainings run in --processes of one thread each, on the GPU where
+there is one; on a CPU 120 steps take one to four minutes. What is in --kept is not done again.
 """
 
 import argparse
 import itertools
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -28,28 +31,36 @@ import numpy as np
 import torch
 from neighbour_graph import exact, in_blocks, without_itself
 from spread import over_seeds
+from student_quality import (
+    PAIRS,
+    RECIPE,
+    Figures,
+    Kept,
+    listmle,
+    listnet,
+    one_thread_each,
+    order,
+    train_of,
+)
 
 from pipeline.plan.plan import Plan, make_plan
 from pipeline.recipe.read import load_recipe
 from pipeline.run.runner import run
-from pipeline.run.work import NodeWork, works_of
 from stages.encoder.tokenizer import pad
 from stages.evaluate.sts import spearman
 from stages.rows import unit_rows
 from stages.train.engine import PlainEngine
 from stages.train.run import start_training, training_data
-from stages.train.stage import Train
 from stages.train.student import Student
 
-RECIPE = "recipes/wiki-minilm.yaml"
-SENTENCES = ["sentences.limit=100000", "sentences.max_chars=250"]
 NUM_NEAREST, NUM_HELD, HELD_GROUP = 100, 2000, 8
 OBJECTIVES = {
-    "cosine": "vector_regression: {}",
-    "cosine + similarities": "vector_regression: {}, similarity_regression: {weight: 10}",
-    "similarities": "similarity_regression: {weight: 10}",
-    "order of similarities": "similarity_regression: {distance: order, temperature: 0.05}",
-    "ListNet": "listnet: {student_temperature: 0.05, teacher_temperature: 0.05}",
+    "cosine": {"vector_regression": {}},
+    "cosine + similarities": {"vector_regression": {}, "similarity_regression": {"weight": 10}},
+    "similarities": {"similarity_regression": {"weight": 10}},
+    "order of similarities": {"similarity_regression": order(0.05)},
+    "ListNet": {"listnet": listnet(PAIRS[2])},
+    "ListMLE": {"listmle": listmle(0.025)},
 }
 
 
@@ -98,19 +109,12 @@ class Batches:
 RANDOM = Batches()
 
 
-def train_of(plan: Plan) -> tuple[Train, NodeWork]:
-    """The training of a plan, and what opens its inputs."""
-    node = plan.graph["train"]
-    assert isinstance(node.stage, Train)
-    return node.stage, works_of([node], plan.recipe.storage, plan.folders)["train"]
-
-
-def nearest_of(plan: Plan, options: argparse.Namespace) -> np.ndarray:
-    """The nearest of every sentence (N, 100) int32, by cosine; kept for this artifact."""
+def nearest_of(plan: Plan, options: argparse.Namespace) -> Path:
+    """File of the nearest of every sentence (N, 100) int32, by cosine; kept for this artifact."""
     (factors,) = training_data(*train_of(plan)).factors
     rows = np.arange(factors.num_rows)
     vectors = factors.take(rows)
-    file = options.folder / f"nearest-{Path(plan.folders['embed:minilm']).name}.npy"
+    file = Path(options.storage) / f"nearest-{Path(plan.folders['embed:minilm']).name}.npy"
     if not file.exists():
         found = in_blocks(exact(vectors, options), vectors, rows, NUM_NEAREST + 1)
         np.save(file, without_itself(rows, found, NUM_NEAREST).astype(np.int32))
@@ -119,7 +123,7 @@ def nearest_of(plan: Plan, options: argparse.Namespace) -> np.ndarray:
         cosines = (vectors * vectors[nearest_NK[:, rank - 1]]).sum(1)
         above = 100 * (cosines > 0.8).mean()
         print(f"neighbour {rank}: median cosine {np.median(cosines):.2f}, {above:.1f}% above 0.8")
-    return np.asarray(nearest_NK)
+    return file
 
 
 def held_out(nearest_NK: np.ndarray) -> np.ndarray:
@@ -147,7 +151,8 @@ def vectors_of(student: Student, tokens: list[np.ndarray]) -> np.ndarray:
         part = order[start : start + 64]
         ids, mask = pad([rows[i] for i in part], tokenizer.pad_id)
         with torch.no_grad():
-            out[part] = student(torch.from_numpy(ids), torch.from_numpy(mask), {})[0].numpy()
+            fed = (torch.from_numpy(x).to(student.encoder.device) for x in (ids, mask))
+            out[part] = student(*fed, {})[0].float().cpu().numpy()
     return unit_rows(out)
 
 
@@ -166,32 +171,27 @@ def agreement(student_nD: np.ndarray, teacher_nD: np.ndarray) -> dict[str, float
     }
 
 
-def figures_of(
-    changes: list[str], batches: Batches, nearest_NK: np.ndarray, options: argparse.Namespace
-) -> dict[str, float]:
-    """The figures of one training, kept in the storage; trains where they are not there."""
-    plan = make_plan(load_recipe(RECIPE, [*SENTENCES, *changes]))
-    fingerprint = plan.graph["train"].fingerprint
-    file = options.folder / "figures.jsonl"
-    for line in file.read_text().splitlines() if file.exists() else []:
-        kept = json.loads(line)
-        if (kept["train"], kept["batches"]) == (fingerprint, asdict(batches)):
-            return kept["figures"]
+def figures_of(kept: Kept, nearest: Path, cell: tuple[list[str], Batches]) -> Figures:
+    """The figures of one training; trains where they are not known."""
+    changes, batches = cell
+    plan = make_plan(load_recipe(RECIPE, changes))
+    key = f"{plan.graph['train'].fingerprint}, {batches}"
+    return kept.once(key, partial(measured, plan, nearest, batches))
+
+
+def measured(plan: Plan, nearest: Path, batches: Batches) -> Figures:
     stage, work = train_of(plan)
     data, settings = training_data(stage, work), stage.settings
+    nearest_NK = np.load(nearest, mmap_mode="r")
     held = held_out(nearest_NK)
     training = start_training(stage, work, PlainEngine, checkpointed=False)
     shape = training.num_steps, settings.batch_size
     rows_SB = batches.rows(nearest_NK, held, shape, settings.seed)
-    order = SimpleNamespace(rows=rows_SB.__getitem__)  # of a step
-    with patch("stages.train.views.BatchOrder", lambda *_: order):
+    by_step = SimpleNamespace(rows=rows_SB.__getitem__)
+    with patch("stages.train.views.BatchOrder", lambda *_: by_step):
         *_, last = training.rows()
     student = vectors_of(training.engine.student, data.tokens.take(held))
-    figures = {"dev": last["dev_spearman"]} | agreement(student, data.factors[0].take(held))
-    kept = {"train": fingerprint, "batches": asdict(batches), "figures": figures}
-    with file.open("a") as stream:
-        stream.write(json.dumps(kept) + "\n")
-    return figures
+    return {"dev": last["dev_spearman"]} | agreement(student, data.factors[0].take(held))
 
 
 def main() -> None:
@@ -205,36 +205,52 @@ def main() -> None:
     parser.add_argument("--steps", type=int, nargs="+", default=[240])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--layers", nargs="+", default=["[0, 2, 5]"])
+    parser.add_argument("--limit", type=int, default=100_000, help="sentences")
     parser.add_argument("--storage", default="runs")
+    parser.add_argument("--kept", type=Path, default="runs/neighbour-batches.jsonl")
+    parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    options.folder = Path(options.storage) / "neighbour-batches"
-    options.folder.mkdir(parents=True, exist_ok=True)
-    recipe = load_recipe(RECIPE, [*SENTENCES, f"storage={options.storage}"])
+    shared = [
+        f"sentences.limit={options.limit}", "sentences.max_chars=250",
+        f"storage={options.storage}", "student.freeze_layers=0",
+    ]  # fmt: skip
+    recipe = load_recipe(RECIPE, shared)
     for stage in ("sentences", "tokens", "embed"):
         run(recipe, only=stage)
-    table(nearest_of(make_plan(recipe), options), options)
+    nearest = nearest_of(make_plan(recipe), options)
+    with one_thread_each(options.processes) as pool:
+        table(partial(figures_of, Kept(options.kept), nearest), shared, options, pool)
 
 
-def table(nearest_NK: np.ndarray, options: argparse.Namespace) -> None:
+def table(
+    figures: Callable[[tuple[list[str], Batches]], Figures],
+    shared: list[str],
+    options: argparse.Namespace,
+    pool: Executor,
+) -> None:
     groups = [
         Batches(*one) for one in itertools.product(options.groups, options.ranks, options.random)
     ]
-    for layers, objective, steps in itertools.product(
-        options.layers, options.objectives, options.steps
-    ):
+    parts = list(itertools.product(options.layers, options.objectives, options.steps))
+    cells = [
+        (
+            [
+                *shared, f"train.objectives={json.dumps(OBJECTIVES[objective])}",
+                f"train.max_steps={steps}", f"train.dev.every_steps={steps}",
+                f"train.seed={seed}", f"student.layers={layers}",
+            ],
+            batches,
+        )
+        for layers, objective, steps in parts
+        for batches in (RANDOM, *groups)
+        for seed in options.seeds
+    ]  # fmt: skip
+    found = pool.map(figures, cells)
+    for layers, objective, steps in parts:
         print(f"layers {layers}, {objective}, {steps} steps, {len(options.seeds)} seeds")
-        twins: list[dict[str, float]] = []
+        twins: list[Figures] = []
         for batches in (RANDOM, *groups):
-            rows = []
-            for seed in options.seeds:
-                changes = [
-                    f"train.objectives={{{OBJECTIVES[objective]}}}", f"train.max_steps={steps}",
-                    f"train.dev.every_steps={steps}", f"train.seed={seed}",
-                    f"student.layers={layers}", f"storage={options.storage}",
-                    "student.freeze_layers=0",
-                ]  # fmt: skip
-                rows.append(figures_of(changes, batches, nearest_NK, options))
+            rows = [next(found) for _ in options.seeds]
             print(f"{batches!s:<42}{over_seeds(rows)}", flush=True)
             twins = twins or rows
             if batches != RANDOM:

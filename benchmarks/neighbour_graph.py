@@ -5,7 +5,7 @@
 
 The graph of N unit vectors (N, D) holds the 32 nearest of each, by inner product. Every way has a
 process of its own, which is given the vectors as a memory-mapped fp16 file:
-  exact        blocks of 1,024 rows times all, in float32, tile by tile
+  exact        blocks of 1,024 rows times all, in float32, tile by tile (on the GPU if there is one)
   faiss-ivf    faiss: sqrt(N) cells of fp16 vectors; each row looks through the --probes nearest
   faiss-hnsw   faiss: HNSW of fp16 vectors, 16 links a vector
   usearch      USearch: HNSW of fp16 vectors, 16 links a vector
@@ -51,15 +51,18 @@ Search = Callable[[np.ndarray, int], np.ndarray]
 def exact(vectors_ND: np.ndarray, options: argparse.Namespace) -> Search:
     """Tiles of float32 scores: memory does not grow with N beyond the mapped vectors."""
 
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
     def search(rows_nD: np.ndarray, k: int) -> np.ndarray:
-        rows = torch.from_numpy(rows_nD)
-        scores, places = torch.empty(len(rows), 0), torch.empty(len(rows), 0, dtype=torch.int64)
+        rows = torch.from_numpy(rows_nD).to(device)
+        scores = torch.empty(len(rows), 0, device=device)
+        places = torch.empty(len(rows), 0, dtype=torch.int64, device=device)
         for start in range(0, len(vectors_ND), TILE_ROWS):
             tile = torch.from_numpy(vectors_ND[start : start + TILE_ROWS].astype(np.float32))
-            found = (rows @ tile.T).topk(min(k, len(tile)))
+            found = (rows @ tile.to(device).T).topk(min(k, len(tile)))
             scores = torch.cat([scores, found.values], 1)
             places = torch.cat([places, found.indices + start], 1)
-        return np.asarray(places.gather(1, scores.topk(k).indices))
+        return places.gather(1, scores.topk(k).indices).cpu().numpy()
 
     return search
 

@@ -3,30 +3,35 @@
     SENTRAY_DATA=/path/to/data python benchmarks/student_quality.py --seeds 1 2 3
 
 Builds on recipes/wiki-minilm.yaml, whose sentences, factors and tokens it makes in --storage; all
-else is the product's training, in this process. First every method gets the same number of trials
-on STS-B dev, with three layers (0, 2, 5) and seed 0. Its best one is then trained with each seed
-and choice of layers, and only these see the test sets. Prints mean and standard deviation over the
-seeds, Spearman x 100. Every sentence is seen once, in 240 steps of 64 by default. What is in --kept
-is not done again, so a part of the table can be made with --methods and --layers, side by side too:
-a process has one thread, and a training takes two to three minutes. The file that is there by
-default holds what docs/ shows; another one begins anew.
+else is the product's training. For each choice of layers every method gets nine trials on STS-B dev
+(seed 0): three learning rates and three values of a setting of its own, or nine rates where it has
+none. Its best one is then trained with each seed, and only these see the test sets. Prints mean and
+standard deviation over the seeds, Spearman x 100. Every sentence is seen once, in 240 steps of 64
+by default. Trainings run in --processes of one thread each, on the GPU where there is one; on a CPU
+one takes two to three minutes. What is in --kept is not done again, so the table can be made in
+parts, by --methods and --layers. The file that is there by default holds what docs/ shows; another
+one begins anew.
 """
 
 import argparse
 import json
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
 from functools import partial
+from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import torch
-from neighbour_batches import train_of
 from spread import over_seeds
 
 from pipeline.plan.plan import Plan, make_plan
 from pipeline.recipe.read import load_recipe
 from pipeline.run.runner import run
+from pipeline.run.work import NodeWork, works_of
 from stages.encoder.cpu import computed_type
 from stages.encoder.model import Encoder, load_for_inference
 from stages.encoder.pipeline import PipelineEncoder
@@ -37,61 +42,96 @@ from stages.evaluate.sts import score_sts
 from stages.recipe import Recipe
 from stages.train.engine import PlainEngine
 from stages.train.run import start_training
+from stages.train.stage import Train
 from stages.train.student import save_encoder
 
 RECIPE = "recipes/wiki-minilm.yaml"
-RATES = ["3e-4", "1e-3", "2e-3"]
-LISTNET = "{{weight: {0}, student_temperature: {1}, teacher_temperature: {2}}}"
-COSINE = "vector_regression: {}"
+RATES = ("3e-4", "1e-3", "2e-3")
+NINE_RATES = ("1e-4", "2e-4", "3e-4", "5e-4", "7e-4", "1e-3", "1.5e-3", "2e-3", "3e-3")
+LOW_RATES = ("1e-5", "3e-5", "1e-4")
+DROPOUT = "student.dropout=0.1"
+Trial = list[str]  # overrides of the recipe
 
 
-def objectives(text: str) -> str:
-    return f"train.objectives={{{text}}}"
+def trials(
+    objectives: Callable[[Any], dict[str, Any]],
+    values: Sequence[Any],
+    rates: Sequence[str] = RATES,
+    *others: str,
+) -> list[Trial]:
+    """Objectives with each value of a setting of theirs, and each learning rate."""
+    return [
+        [f"train.objectives={json.dumps(objectives(value))}", f"train.learning_rate={rate}",
+         *others]
+        for value, rate in product(values, rates)
+    ]  # fmt: skip
 
 
-# Three trials each, as overrides of the recipe
-METHODS = {
-    "SimCSE": [
-        [objectives("infonce: {}"), "student.dropout=0.1", f"train.learning_rate={rate}"]
-        for rate in ("1e-5", "3e-5", "1e-4")
-    ],
-    "ListNet": [
-        [objectives(f"infonce: {{}}, listnet: {LISTNET.format(1, *temperatures)}")]
-        for temperatures in ((0.025, 0.0125), (0.05, 0.025), (0.05, 0.05))
-    ],
-    "ListMLE": [
-        [objectives(f"infonce: {{}}, listmle: {{student_temperature: {temperature}}}")]
-        for temperature in (0.0125, 0.025, 0.05)
-    ],
-    "similarities": [
-        [objectives("similarity_regression: {weight: 10}"), f"train.learning_rate={rate}"]
-        for rate in RATES
-    ],
-    "order of similarities": [
-        [objectives(f"similarity_regression: {{distance: order, temperature: {temperature}}}")]
-        for temperature in (0.025, 0.05, 0.1)
-    ],
-    "vectors": [[objectives(COSINE), f"train.learning_rate={rate}"] for rate in RATES],
-    "vectors, projected": [
-        [objectives("vector_regression: {projection: learned}"), f"train.learning_rate={rate}"]
-        for rate in RATES
-    ],
-    "vectors + similarities": [
-        [objectives(f"{COSINE}, similarity_regression: {{weight: {weight}}}")]
-        for weight in (1, 3, 10)
-    ],
-    "vectors + order": [
-        [objectives(f"{COSINE}, similarity_regression: {{distance: order, weight: {weight}}}")]
-        for weight in (0.01, 0.03, 0.1)
-    ],
-    "vectors + ListNet": [
-        [objectives(f"{COSINE}, listnet: {LISTNET.format(weight, 0.05, 0.05)}")]
-        for weight in (0.03, 0.1, 0.3)
-    ],
+def by_rate(objectives: dict[str, Any]) -> list[Trial]:
+    return trials(lambda _: objectives, [None], NINE_RATES)
+
+
+def listnet(temperatures: tuple[float, float], weight: float = 1) -> dict[str, Any]:
+    student, teacher = temperatures
+    return {"weight": weight, "student_temperature": student, "teacher_temperature": teacher}
+
+
+def listmle(temperature: float) -> dict[str, Any]:
+    return {"student_temperature": temperature}
+
+
+def order(temperature: float, weight: float = 1) -> dict[str, Any]:
+    return {"distance": "order", "temperature": temperature, "weight": weight}
+
+
+PAIRS = ((0.025, 0.0125), (0.05, 0.025), (0.05, 0.05))
+TEMPERATURES = (0.0125, 0.025, 0.05)
+SIMCSE: dict[str, Any] = {"infonce": {}}
+RANKCSE = SIMCSE | {"consistency": {}}
+VECTORS: dict[str, Any] = {"vector_regression": {}}
+PROJECTED = {"vector_regression": {"projection": "learned"}}
+METHODS: dict[str, list[Trial]] = {
+    "SimCSE": trials(
+        lambda t: {"infonce": {"temperature": t}}, (0.03, 0.05, 0.1), LOW_RATES, DROPOUT
+    ),
+    "RankEncoder": trials(
+        lambda low: SIMCSE | {"rank_regression": {"low": low}}, (0, 0.25, 0.5), RATES, DROPOUT
+    ),
+    "RankCSE, ListNet": trials(lambda t: RANKCSE | {"listnet": listnet(t)}, PAIRS, RATES, DROPOUT),
+    "RankCSE, ListMLE": trials(
+        lambda t: RANKCSE | {"listmle": listmle(t)}, TEMPERATURES, RATES, DROPOUT
+    ),
+    "ListNet": trials(lambda t: {"listnet": listnet(t)}, PAIRS),
+    "ListMLE": trials(lambda t: {"listmle": listmle(t)}, TEMPERATURES),
+    "order of similarities": trials(
+        lambda t: {"similarity_regression": order(t)}, (0.025, 0.05, 0.1)
+    ),
+    "similarities": by_rate({"similarity_regression": {"weight": 10}}),
+    "vectors": by_rate(VECTORS),
+    "vectors, MSE": by_rate({"vector_regression": {"distance": "mse", "weight": 192}}),
+    "vectors, projected": by_rate(PROJECTED),
+    "vectors + SimCSE": trials(
+        lambda w: VECTORS | {"infonce": {"weight": w}}, (0.003, 0.01, 0.03), RATES, DROPOUT
+    ),
+    "vectors + similarities": trials(
+        lambda w: VECTORS | {"similarity_regression": {"weight": w}}, (1, 3, 10)
+    ),
+    "vectors + order": trials(
+        lambda w: VECTORS | {"similarity_regression": order(0.05, w)}, (0.01, 0.03, 0.1)
+    ),
+    "vectors + ListNet": trials(
+        lambda w: VECTORS | {"listnet": listnet((0.05, 0.05), w)}, (0.03, 0.1, 0.3)
+    ),
+    "vectors + ListMLE": trials(
+        lambda w: VECTORS | {"listmle": {"weight": w}}, (0.0001, 0.001, 0.01)
+    ),
+    "projected + similarities": trials(
+        lambda w: PROJECTED | {"similarity_regression": {"weight": w}}, (1, 3, 10)
+    ),
 }
-TUNED_LAYERS = "3"
-# The type that a training in bfloat16 is computed in on this processor.
-COMPUTED = str(computed_type("bfloat16", torch.device("cpu"))).removeprefix("torch.")
+# The type that a training in bfloat16 is computed in here, and where.
+GPU = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+COMPUTED = str(computed_type("bfloat16", torch.device("cpu" if GPU is None else "cuda")))
 Figures = dict[str, float]
 
 
@@ -108,7 +148,7 @@ class Kept:
                 return found["figures"]
         figures = measure()
         with self.file.open("a") as stream:
-            kept = {"key": key, "computed": COMPUTED, "figures": figures}
+            kept = {"key": key, "computed": COMPUTED.removeprefix("torch."), "figures": figures}
             stream.write(json.dumps(kept) + "\n")
         return figures
 
@@ -117,11 +157,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
-    parser.add_argument("--layers", nargs="+", default=["[0, 1, 2]", "3", "2"])
+    parser.add_argument("--layers", nargs="+", default=["3", "[0, 1, 2]", "2", "1"])
     options = parsed(parser, "benchmarks/student_quality.jsonl")
-    torch.set_num_threads(1)
     shared = prepared(options.steps, options.batch_size, options.storage)
-    table(options, shared, Kept(options.kept))
+    with one_thread_each(options.processes) as pool:
+        for layers in options.layers:
+            table(options, [*shared, f"student.layers={layers}"], Kept(options.kept), pool)
 
 
 def parsed(parser: argparse.ArgumentParser, kept: str) -> argparse.Namespace:
@@ -130,6 +171,7 @@ def parsed(parser: argparse.ArgumentParser, kept: str) -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--storage", default="runs")
     parser.add_argument("--kept", type=Path, default=kept)
+    parser.add_argument("--processes", type=int, default=1)
     return parser.parse_args()
 
 
@@ -148,34 +190,41 @@ def prepared(steps: int, batch_size: int, storage: str) -> list[str]:
     return shared
 
 
-def table(options: argparse.Namespace, shared: list[str], kept: Kept) -> None:
-    chosen = {method: best_trial(method, shared, kept) for method in options.methods}
-    for layers in options.layers:
-        recipe = load_recipe(RECIPE, [*shared, f"student.layers={layers}"])
-        untrained = recipe.student.encoder()
-        before = kept.once(f"before, {layers}", partial(tested, recipe, untrained))
-        print(f"layers {layers:<12}{'before':<24}{over_seeds([before])}", flush=True)
-        for method, trial in chosen.items():
-            rows = []
-            for seed in options.seeds:
-                changes = [*shared, *trial, f"student.layers={layers}", f"train.seed={seed}"]
-                rows.append(trained(changes, kept, whole=True))
-            print(f"layers {layers:<12}{method:<24}{over_seeds(rows)}", flush=True)
-    teacher = recipe.teachers[0].encoder().model_copy(update={"precision": "float32"})
-    print(f"teacher {over_seeds([kept.once('teacher', partial(tested, recipe, teacher))])}")
+def table(options: argparse.Namespace, shared: list[str], kept: Kept, pool: Executor) -> None:
+    """Rows of one choice of layers, which is among `shared`."""
+    recipe, layers = load_recipe(RECIPE, shared), shared[-1]
+    for name, settings in {
+        f"before, {layers}": recipe.student.encoder(),
+        "teacher": recipe.teachers[0].encoder().model_copy(update={"precision": "float32"}),
+    }.items():
+        found = kept.once(name, partial(tested, recipe, settings))
+        print(f"{name:<48}{over_seeds([found])}", flush=True)
+    tried = [(name, trial) for name in options.methods for trial in METHODS[name]]
+    changes = [[*shared, *trial, "train.seed=0"] for _, trial in tried]
+    scores = pool.map(partial(trained, kept, whole=False), changes)
+    best: dict[str, tuple[float, Trial]] = {}
+    for (method, trial), figures in zip(tried, scores, strict=True):
+        score = figures["STS-B dev"]
+        print(f"{layers}, {method}: dev {score:.2f} with {trial}", flush=True)
+        if method not in best or score > best[method][0]:
+            best[method] = score, trial
+    seeded = [
+        [*shared, *trial, f"train.seed={seed}"]
+        for (_, trial), seed in product(best.values(), options.seeds)
+    ]
+    rows = list(pool.map(partial(trained, kept, whole=True), seeded))
+    for method, start in zip(best, range(0, len(rows), len(options.seeds)), strict=True):
+        own = rows[start : start + len(options.seeds)]
+        print(f"{f'{method}, {layers}':<48}{over_seeds(own)}", flush=True)
 
 
-def best_trial(method: str, shared: list[str], kept: Kept) -> list[str]:
-    """The trial of a method with the best STS-B dev."""
-    scores = []
-    for trial in METHODS[method]:
-        changes = [*shared, *trial, f"student.layers={TUNED_LAYERS}", "train.seed=0"]
-        scores.append(trained(changes, kept, whole=False)["STS-B dev"])
-        print(f"{method}: dev {scores[-1]:.2f} with {trial}", flush=True)
-    return METHODS[method][scores.index(max(scores))]
+def one_thread_each(processes: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(
+        processes, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+    )
 
 
-def trained(changes: list[str], kept: Kept, whole: bool) -> Figures:
+def trained(kept: Kept, changes: list[str], whole: bool) -> Figures:
     """Dev of a student and, where the whole is asked for, its tests; trains what is not known."""
     plan = make_plan(load_recipe(RECIPE, changes))
     key = f"{plan.graph['train'].fingerprint}, {'tests' if whole else 'dev'}"
@@ -197,6 +246,13 @@ def student_of(plan: Plan) -> tuple[Encoder | PipelineEncoder, float]:
         save_encoder(training.engine.student.encoder, training.trained.weights, Path(folder))
         encoder = loaded(plan.recipe, EncoderSettings(model=folder, pooling="auto"))
     return encoder, training.progress.best_score or float("nan")
+
+
+def train_of(plan: Plan) -> tuple[Train, NodeWork]:
+    """The training of a plan, and what opens its inputs."""
+    node = plan.graph["train"]
+    assert isinstance(node.stage, Train)
+    return node.stage, works_of([node], plan.recipe.storage, plan.folders)["train"]
 
 
 def loaded(recipe: Recipe, settings: EncoderSettings) -> Encoder | PipelineEncoder:
