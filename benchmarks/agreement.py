@@ -8,7 +8,8 @@ three values of the method's own setting or, where it has none, at three learnin
 sentences are held out. Prints each student's figures, then the rank correlation (Spearman) over
 students of each measure of agreement with the mean of the four STS test sets, and with STS-B dev;
 the same for STS-B dev itself and for the loss's stand-in, the mean cosine to the teacher's vectors;
-and all of it again without SimCSE's students, which have no teacher. Students that are there already (--kept) are not trained again.
+and all of it again without SimCSE's students, which have no teacher. Students that are there
+already (--kept) are not trained again.
 """
 
 import argparse

@@ -14,7 +14,7 @@ from stages.contract import Work
 from stages.evaluate.base import Evaluation, Result, Tested
 from stages.evaluate.examples import disagreements, neighbours
 from stages.evaluate.relevance import mean_figures, mean_items, ndcg
-from stages.evaluate.resampling import pseudo_values
+from stages.evaluate.resampling import pseudo_values_of_pairs
 from stages.evaluate.sts import spearman
 from stages.evaluate.tables import finite_vectors
 from stages.rows import FactorRows
@@ -189,11 +189,9 @@ def row_measures(
 def by_sentence(
     student_NN: np.ndarray, teacher_NN: np.ndarray, pairs_P: np.ndarray | None = None
 ) -> np.ndarray:
-    """`pseudo_values` (N,) of `pair_spearman` over sentences; nan where it is nan.
+    """`pseudo_values_of_pairs` (N,) of `pair_spearman` over sentences; nan where it is nan.
 
-    What pairs add to rho (delta method, with the ranks that they have) is added up by sentence. As
-    each pair is of two sentences, squares count it twice, which is taken off (Aronow, Samii and
-    Assenova 2015): without that the error over few pairs would be up to 1.4 times too large.
+    What pairs add to rho is known by the delta method, with the ranks that they have.
 
     Args:
         pairs_P: which of the pairs i < j count; None: all.
@@ -215,6 +213,4 @@ def by_sentence(
         influences_N = np.bincount(first, influences_P, size) + np.bincount(
             second, influences_P, size
         )
-    squares = influences_N @ influences_N
-    once = 1 - influences_P @ influences_P / squares if squares else 1.0
-    return pseudo_values(float(rho), np.sqrt(np.maximum(once, 0.5)) * influences_N)
+    return pseudo_values_of_pairs(float(rho), influences_N, influences_P @ influences_P)

@@ -39,6 +39,7 @@ class Tested:
         only (see `Evaluation.reads_model`).
     encode_documents: the teacher's, where it is the one that embeds documents (or second sentences)
         in a space that it shares with the student; None for `encode` itself.
+    name, revision: what other tools call the encoder; "" where none is to keep anything of it.
     """
 
     encode: Encode
@@ -46,6 +47,8 @@ class Tested:
     encode_documents: Encode | None = None
     pooled: Encode | None = None
     normalizes: bool = True
+    name: str = ""
+    revision: str = ""
 
     @property
     def as_pooled(self) -> Encode:

@@ -21,10 +21,11 @@ from stages.evaluate.base import Evaluation, Result, Tested
 from stages.fields import Name
 from stages.kinds import Kind
 from stages.packages import need
+from stages.settings import Settings, execution
 
 
-class MtebTest(Evaluation):
-    """The main score of a task of MTEB."""
+class MtebTask(Settings):
+    """A task of MTEB, by name."""
 
     task: Name = Field(description="Name of the task, such as Banking77Classification.")
     languages: list[str] = Field(
@@ -35,6 +36,12 @@ class MtebTest(Evaluation):
     @classmethod
     def _bare_name(cls, value: Any) -> Any:
         return {"task": value} if isinstance(value, str) else value
+
+
+class MtebTest(MtebTask, Evaluation):
+    """The main score of a task of MTEB."""
+
+    cache: str | None = execution(None, description="`evaluate.mteb_cache`.")
 
     @property
     def title(self) -> str:
@@ -75,9 +82,9 @@ class MtebTest(Evaluation):
                 f"evaluate.mteb '{self.task}': its data set "
                 f"{task.metadata.dataset.get('path')} cannot be had ({str(error)[:300]})"
             ) from error
-        model = _Model(tested)
+        cache = mteb.ResultCache(Path(self.cache).expanduser()) if self.cache else None
         (found,) = mteb.evaluate(
-            model, task, cache=None, co2_tracker=False, show_progress_bar=False
+            _Model(tested), task, cache=cache, co2_tracker=False, show_progress_bar=False
         ).task_results
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / f"{self.task}.json"
@@ -94,7 +101,8 @@ class _Model:
     def __init__(self, tested: Tested) -> None:
         from mteb.models import ModelMeta
 
-        self.mteb_model_meta = ModelMeta.create_empty()
+        known = {"name": f"sentray/{tested.name}", "revision": tested.revision}
+        self.mteb_model_meta = ModelMeta.create_empty(known if tested.name else None)
         self._tested = tested
 
     def encode(

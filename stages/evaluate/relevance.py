@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from stages.contract import Figure
-from stages.evaluate.resampling import Items
+from stages.evaluate.resampling import Items, interval_of_mean
 
 
 def trec_order(scores: np.ndarray, id_ranks: np.ndarray) -> np.ndarray:
@@ -56,14 +56,14 @@ def mean_figures(
     """
     figures = []
     for measure, several in values.items():
-        mean, interval = 100 * float(np.mean(several)), None
-        if len(several) > 1 and np.isfinite(several).all():
-            error = 196 * float(np.std(several, ddof=1)) / len(several) ** 0.5
+        interval = interval_of_mean(100 * np.asarray(several))
+        if interval is not None:
             least = 0 if min(several) >= 0 else -100
-            interval = max(mean - error, least), min(mean + error, 100)
+            interval = max(interval[0], least), min(interval[1], 100)
         figures.append(
             Figure(
-                _heading(measure, name), mean, interval=interval, percent=True,
+                _heading(measure, name), 100 * float(np.mean(several)), interval=interval,
+                percent=True,
                 averaged=measure if averaged else "",
             )
         )  # fmt: skip

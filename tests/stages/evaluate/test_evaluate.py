@@ -133,11 +133,31 @@ def test_alignment_and_uniformity_equal_golden_values(golden, monkeypatch):
     u, v = (np.array(golden["inputs"][name]) for name in ("u", "v"))
     u, v = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (u, v))
     expected = golden["expected"]
-    assert alignment(u, v) == pytest.approx(expected["alignment_u_v"], rel=1e-9)
-    both = np.concatenate([u, v])
-    for tile in (1024, 5):  # smaller tiles than rows: each pair still counts once
-        monkeypatch.setattr("stages.evaluate.geometry.TILE_ROWS", tile)
-        assert uniformity(both) == pytest.approx(expected["uniformity_t2_u_and_v"], rel=1e-9)
+    assert alignment(u, v).mean() == pytest.approx(expected["alignment_u_v"], rel=1e-9)
+    whole = uniformity(u, v)
+    assert whole.mean() == pytest.approx(expected["uniformity_t2_u_and_v"], rel=1e-9)
+    monkeypatch.setattr("stages.evaluate.geometry.TILE_ROWS", 5)  # each pair still counts once
+    np.testing.assert_allclose(uniformity(u, v), whole, rtol=1e-9)
+
+
+@pytest.mark.parametrize("groups", [1, 40])
+def test_errors_of_uniformity_are_those_of_samples_and_of_differences_too(groups):
+    """Rows of a set are its items. groups: of sentences that are nearly alike."""
+    random = np.random.default_rng(0)
+
+    def drawn(count):
+        vectors = random.standard_normal((count, 2, 8)) / 3
+        vectors += centres[random.integers(0, groups, count), None]
+        turned = vectors + 0.5 * random.standard_normal(vectors.shape)
+        return [unit_rows(one.reshape(-1, 8)).reshape(one.shape) for one in (vectors, turned)]
+
+    centres = random.standard_normal((groups, 8))
+    found, errors = [], []
+    for _ in range(200):
+        one, other = (uniformity(x[:, 0], x[:, 1]) for x in drawn(100))
+        found.append((one.mean(), other.mean() - one.mean()))
+        errors.append([np.std(x, ddof=1) / 10 for x in (one, other - one)])
+    np.testing.assert_allclose(np.mean(errors, axis=0), np.std(found, axis=0), rtol=0.15)
 
 
 def test_geometry_takes_only_pairs_that_mean_the_same(tmp_path):
@@ -149,6 +169,10 @@ def test_geometry_takes_only_pairs_that_mean_the_same(tmp_path):
     found = score_geometry(load_sts(settings), settings.positives_above, encode)
     assert dict(found.facts)["num_positives"] == 1  # strictly above 4
     assert values_of(found)["alignment"] == pytest.approx(2.0)
+    alone, spread = found.figures  # one pair has no interval
+    assert alone.interval is None and spread.interval[0] < spread.value < spread.interval[1]
+    for figure in found.figures:
+        assert found.items[figure.name].figure() == pytest.approx(figure.value)
 
 
 def test_retrieval_equals_its_slow_twin():
@@ -246,10 +270,10 @@ def test_alignment_and_uniformity_equal_their_slow_twins(seed):
     u, v = np.random.default_rng(seed).standard_normal((2, 7, 5))
     u, v = (np.array([x / np.sqrt(x @ x) for x in rows]) for rows in (u, v))
     distances = [(x - y) @ (x - y) for x, y in zip(u, v, strict=True)]
-    assert alignment(u, v) == pytest.approx(np.mean(distances), rel=1e-11)
+    np.testing.assert_allclose(alignment(u, v), distances, rtol=1e-11)
     both = [*u, *v]
     pairs = [np.exp(-2 * (x - y) @ (x - y)) for i, x in enumerate(both) for y in both[:i]]
-    assert uniformity(np.array(both)) == pytest.approx(np.log(np.mean(pairs)), rel=1e-11)
+    assert uniformity(u, v).mean() == pytest.approx(np.log(np.mean(pairs)), rel=1e-11)
 
 
 def test_a_texts_first_sentence_finds_its_rest(tmp_path):
