@@ -38,7 +38,7 @@ def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
             "--on", nargs="+", required=command is evaluate, metavar="FILE",
             help="a recipe or another YAML file with tests as under `evaluate`; or tables, told by "
             "their columns: sentence1, sentence2, score; sentence1, sentence2, label; query, "
-            "candidate, label; text, label",
+            "candidate, label; text, label (transfer); or KIND:FILE, such as classification:my.tsv",
         )  # fmt: skip
         command.add_argument(
             "--pooling", choices=("cls", "mean", "last", "mask"),

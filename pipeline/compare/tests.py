@@ -16,6 +16,8 @@ KINDS = {
     "pairs": ("sentence1", "sentence2", "label"),
     "transfer": ("text", "label"),
 }
+# That a table may be said to be, as KIND:FILE, where its columns leave it open
+NAMED = (*KINDS, "ranking", "classification", "clustering")
 
 
 def read_tests(files: list[str], max_length: int | None = None) -> EvaluateSettings:
@@ -37,7 +39,8 @@ def read_tests(files: list[str], max_length: int | None = None) -> EvaluateSetti
     whole: dict[str, Any] = dict(document.raw or {})
     for file in files:
         if file not in recipes:
-            whole.setdefault(_kind_of(file), []).append({"name": Path(file).stem, "path": file})
+            kind, path = _kind_of(file)
+            whole.setdefault(kind, []).append({"name": Path(path).stem, "path": path})
     document.raw = whole | ({} if max_length is None else {"max_length": max_length})
     settings = document.read(EvaluateSettings, context, section="evaluate")
     if not any(not test.reads and test.title != "size" for test in settings.tests):
@@ -48,14 +51,19 @@ def read_tests(files: list[str], max_length: int | None = None) -> EvaluateSetti
     return settings
 
 
-def _kind_of(file: str) -> str:
+def _kind_of(file: str) -> tuple[str, str]:
+    """The list that a table belongs to, and its path."""
+    named, _, path = file.partition(":")
+    if named in NAMED and not Path(file).exists():
+        return named, path
     table = TableSettings(name=Path(file).stem, path=file)
     there = columns_of(table.rows(()))
     for kind, columns in KINDS.items():
         if set(columns) <= set(there):
-            return kind
+            return kind, file
     wanted = "; ".join(f"{kind}: {', '.join(columns)}" for kind, columns in KINDS.items())
     raise UserError(
         f"--on {file}: its columns are {', '.join(there) or 'none'}, which is no test by itself "
-        f"({wanted}). Name it under `evaluate` in a YAML file"
+        f"({wanted}). Say which by KIND:{file} ({', '.join(NAMED)}), or name it under `evaluate` "
+        "in a YAML file"
     )

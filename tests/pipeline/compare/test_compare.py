@@ -114,6 +114,14 @@ def test_tables_are_told_by_their_columns(tmp_path, header, kind):
     assert (found.name, found.path) == ("some", str(tmp_path / "some.tsv"))
 
 
+@pytest.mark.parametrize("kind", ["classification", "clustering", "transfer"])
+def test_a_table_may_be_named_with_its_kind(tmp_path, kind):
+    """Its columns are those of all three."""
+    (tmp_path / "some.tsv").write_text("text\tlabel\tsplit\na\tb\ttest\n")
+    (found,) = getattr(read_tests([f"{kind}:{tmp_path / 'some.tsv'}"]), kind)
+    assert (found.name, found.path) == ("some", str(tmp_path / "some.tsv"))
+
+
 @pytest.fixture(scope="module")
 def storage(tmp_path_factory, teacher_folder, student_folder):
     """Finished runs `one`, `other` (another seed) and `apart`, which has another test."""
@@ -218,6 +226,8 @@ def test_a_run_of_an_older_version_is_refused(storage, sentray):
     ("on", "message"),
     [
         (["nothing.tsv"], "there is no file"),
+        (["clustering:nothing.tsv"], "there is no file"),
+        (["colouring:nothing.tsv"], "there is no file"),
         (["other.tsv"], "its columns are a, b, which is no test by itself"),
         (["empty.yaml"], "there are no tests that need no recipe"),
         (["typo.yaml"], "did you mean 'sts'?"),
@@ -233,7 +243,8 @@ def test_what_cannot_be_tested(sentray, sts, tmp_path, teacher_folder, on, messa
     (tmp_path / "broken.yaml").write_text("evaluate: [\n")
     (tmp_path / "again").mkdir()
     (tmp_path / "again" / "sts.tsv").write_text(sts.read_text())
-    paths = [tmp_path / one for one in on]
+    paths = [f"{kind}{colon}{tmp_path / one}" for kind, colon, one in (
+        one.rpartition(":") for one in on)]  # fmt: skip
     assert message in sentray(
         "evaluate", teacher_folder, "--pooling", "mean", "--on", *paths, code=2
     )
