@@ -32,8 +32,6 @@ LOST = (
 )
 # What a shard that nobody began says instead of an error.
 STOPPED = "stopped"
-# A file of some 300 kB. Fewer are soon asked for, each for itself.
-SHARDS_IN_SEGMENT, FEWEST_IN_SEGMENT = 1000, 100
 # How often an actor asks whether its machine leaves; all actors ask one process of Ray's head.
 SECONDS_BETWEEN_LOOKS = 5.0
 
@@ -98,7 +96,7 @@ class ShardActor:
                 shard = self._make(number)
             usage += self._meter.lap()
             if shard is not None:
-                record = shard_line(self._work.put_shard(number, shard, usage))
+                record = self._work.store_shard(number, shard, usage)
                 rows = shard.num_rows
             return _answer(number, rows, usage, record=record)
         except Stopped:
@@ -119,31 +117,6 @@ def _answer(
     """A row of Ray Data's; record: a finished shard's line; silent: the error is StorageSilent."""
     told = {"shard": number, "rows": rows, "error": error, "record": record, "silent": silent}
     return told | asdict(usage)
-
-
-class Segments:
-    """Stores the records of finished shards a second time, many in a file, for whoever reads the
-    ledger: a store answers some thousand requests a minute."""
-
-    def __init__(self, work: NodeWork) -> None:
-        self._work = work
-        self._lines: list[bytes] = []
-
-    def __enter__(self) -> "Segments":
-        return self
-
-    def add(self, line: bytes) -> None:
-        self._lines.append(line)
-        if len(self._lines) == SHARDS_IN_SEGMENT:
-            self._write()
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if len(self._lines) >= FEWEST_IN_SEGMENT and kind is None:
-            self._write()
-
-    def _write(self) -> None:
-        self._work.store.put_segment(self._work.folder, self._lines)
-        self._lines = []
 
 
 def make_rows(work: NodeWork, stage: RowWise, progress: NodeProgress, board: Any) -> None:
@@ -204,28 +177,28 @@ def _make_missing(
         )
     started = time.monotonic()
     rows, taken, stopped = 0, NO_USAGE, False
-    with Segments(work) as segments:
-        for made, result in enumerate(results.iter_rows(), start=1):
-            if result["error"] == STOPPED:
-                stopped = True
-                continue
-            if result["error"]:
-                raise (StorageSilent if result["silent"] else UserError)(result["error"])
-            segments.add(result["record"])
-            usage = Usage(*(result[field.name] for field in fields(Usage)))
-            rows, taken = rows + result["rows"], taken + usage
-            seconds, done = time.monotonic() - started, total - len(todo) + made
-            progress.made(result["rows"], 1, usage)
-            progress(
-                f"{done}/{total} shards  {rows:,} rows  {rows / seconds:,.0f} rows/s  "
-                f"ETA {clock((len(todo) - made) * seconds / made)}",
-                figures={
-                    "shards": done,
-                    "num_shards": total,
-                    "rows_per_second": rows / seconds,
-                    "processes_busy": taken.seconds / seconds,
-                    "padding_share": taken.padding_share,
-                },
-            )
+    for made, result in enumerate(results.iter_rows(), start=1):
+        if result["error"] == STOPPED:
+            stopped = True
+            continue
+        if result["error"]:
+            raise (StorageSilent if result["silent"] else UserError)(result["error"])
+        work.note_finished(result["record"])
+        usage = Usage(*(result[field.name] for field in fields(Usage)))
+        rows, taken = rows + result["rows"], taken + usage
+        seconds, done = time.monotonic() - started, total - len(todo) + made
+        progress.made(result["rows"], 1, usage)
+        progress(
+            f"{done}/{total} shards  {rows:,} rows  {rows / seconds:,.0f} rows/s  "
+            f"ETA {clock((len(todo) - made) * seconds / made)}",
+            figures={
+                "shards": done,
+                "num_shards": total,
+                "rows_per_second": rows / seconds,
+                "processes_busy": taken.seconds / seconds,
+                "padding_share": taken.padding_share,
+            },
+        )
+    work.finish_segments()
     if stopped:
         raise Stopped

@@ -16,7 +16,7 @@ from pipeline.run.meter import Meter
 from pipeline.run.pools import PoolSettings
 from pipeline.store.artifacts import Artifact, ArtifactStore
 from pipeline.store.leases import Watch
-from pipeline.store.manifest import NO_USAGE, ShardRecord, Usage, new_manifest
+from pipeline.store.manifest import NO_USAGE, ShardRecord, Usage, new_manifest, shard_line
 from stages.contract import NO_FIGURES, Say, Shard
 from stages.errors import Stopped
 from stages.files import Root, half_written
@@ -39,6 +39,10 @@ def always() -> bool:
     return True
 
 
+# A file of some 300 kB. Fewer are soon asked for, each for itself.
+SHARDS_IN_SEGMENT, FEWEST_IN_SEGMENT = 1000, 100
+
+
 @dataclass(frozen=True)
 class NodeWork:
     """A node on its way.
@@ -52,6 +56,7 @@ class NodeWork:
     meter: of the process that works; None: what it takes is not measured.
     attempt: eight digits that no other attempt to make it has; "" where nobody else can.
     stale_seconds: after which another run takes over; 0: none does. is_ours: whether none has.
+    noted: records of finished shards that are in no segment of the ledger yet.
     """
 
     node: Node
@@ -68,11 +73,12 @@ class NodeWork:
     meter: Meter | None = None
     at_start: "Place | None" = None
     secrets: dict[str, str] = field(default_factory=dict, repr=False)
+    noted: list[bytes] = field(default_factory=list, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         # whoever unpickles it says how progress is told, and how it hears of the end
         return vars(self) | {
-            "tell": silent, "stopping": never, "is_ours": always, "meter": None,
+            "tell": silent, "stopping": never, "is_ours": always, "meter": None, "noted": [],
         }  # fmt: skip
 
     @property
@@ -154,8 +160,26 @@ class NodeWork:
         """Finished shards of a row-wise node; raises UserError unless all of them are there."""
         return self.store.whole_shards(self.folder, self.expected_rows())
 
-    def put_shard(self, number: int, shard: Shard, usage: Usage = NO_USAGE) -> ShardRecord:
-        return self.store.put_shard(self.folder, number, shard.files, shard.num_rows, usage)
+    def put_shard(self, number: int, shard: Shard) -> None:
+        self.note_finished(self.store_shard(number, shard, NO_USAGE))
+
+    def store_shard(self, number: int, shard: Shard, usage: Usage) -> bytes:
+        """Stores a finished shard; returns its record, for `note_finished` somewhere."""
+        record = self.store.put_shard(self.folder, number, shard.files, shard.num_rows, usage)
+        return shard_line(record)
+
+    def note_finished(self, record: bytes) -> None:
+        """Stores the records of finished shards a second time, many in a file, for whoever reads
+        the ledger: a store answers some thousand requests a minute."""
+        self.noted.append(record)
+        if len(self.noted) == SHARDS_IN_SEGMENT:
+            self.finish_segments()
+
+    def finish_segments(self) -> None:
+        """Stores what is noted, if it is much."""
+        if len(self.noted) >= FEWEST_IN_SEGMENT:
+            self.store.put_segment(self.folder, self.noted)
+            self.noted.clear()
 
     def read_shard_file(self, name: str) -> Iterator[bytes]:
         """File `name` of every shard, in shard order; the node need not be published."""
@@ -179,6 +203,7 @@ class NodeWork:
         """
         store, node = self.store, self.node
         rows = self.expected_rows() if rows is None else rows
+        self.finish_segments()
         shards = store.whole_shards(self.folder, rows)
         usage = sum((shard.usage for shard in shards), self.meter.lap() if self.meter else NO_USAGE)
         manifest = new_manifest(
@@ -195,6 +220,7 @@ class NodeWork:
         store.root.delete(self.scratch)
 
     def begin_again(self) -> None:
+        self.noted.clear()
         self.store.begin_again(self.folder)
 
     def clear_dead(self) -> None:

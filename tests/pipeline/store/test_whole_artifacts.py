@@ -197,6 +197,25 @@ def test_sentences_publish_what_they_made_and_no_more(prepared):
     assert rows == {0: 64, 1: 64, 2: 64, 3: 64, 4: 44}
 
 
+def test_a_stage_that_makes_its_shards_itself_writes_segments_too(prepared, monkeypatch):
+    """So whoever reads the ledger asks for fewer files than there are shards."""
+    monkeypatch.setattr("pipeline.run.work.SHARDS_IN_SEGMENT", 3)
+    monkeypatch.setattr("pipeline.run.work.FEWEST_IN_SEGMENT", 2)
+    _, store, job = prepared
+    sentences = job("sentences")
+    store.remove(sentences.folder)
+    make(sentences)
+    segments = [name for name in store.root.names(sentences.folder) if "ledger-" in name]
+    lines = [store.root.read(f"{sentences.folder}/{name}").splitlines() for name in segments]
+    assert sorted(map(len, lines)) == [2, 3]
+    asked = []
+    read_all = store.root.read_all
+    monkeypatch.setattr(
+        type(store.root), "read_all", lambda _, paths: asked.extend(paths) or read_all(paths)
+    )
+    assert [*store.finished_shards(sentences.folder)] == [0, 1, 2, 3, 4] and len(asked) == 2
+
+
 def test_rewrites_are_neither_counted_nor_published_with_a_gap(prepared):
     _, store, job = prepared
     perturb = job("perturb:p")
