@@ -5,6 +5,7 @@ It sees vectors as sentence-transformers returns them, and compares them by cosi
 encoder's own prompts of queries and documents, not MTEB's.
 """
 
+import os
 import tempfile
 from collections.abc import Iterable
 from importlib import metadata
@@ -55,6 +56,14 @@ class MtebTest(MtebTask, Evaluation):
     def check(self) -> None:
         need("mteb", f"evaluate.mteb '{self.task}'")
         self.load()
+        if self.cache is not None:
+            place = Path(self.cache).expanduser()
+            there = next(one for one in (place, *place.absolute().parents) if one.exists())
+            if not (self.cache and there.is_dir() and os.access(there, os.W_OK)):
+                raise UserError(
+                    f"evaluate.mteb_cache '{self.cache}': no folder that can be written; name "
+                    "another one, or leave it out"
+                )
 
     def load(self) -> Any:
         """The task, without its data.
@@ -90,9 +99,21 @@ class MtebTest(MtebTask, Evaluation):
             file = Path(folder) / f"{self.task}.json"
             found.to_disk(file)
             files = {file.name: file.read_bytes()}
-        figure = Figure(self.task, 100 * found.get_score(), percent=True, averaged="MTEB")
+        figure = Figure(
+            self.task, 100 * found.get_score(), interval=_of_experiments(found, task), percent=True,
+            averaged="MTEB",
+        )  # fmt: skip
         note = f"{self.task}: main score x 100 of MTEB {mteb.__version__} ({task.metadata.type})."
         return Result([figure], (note,), files=files)
+
+
+def _of_experiments(found: Any, task: Any) -> tuple[float, float] | None:
+    """Range x 100 of the main score over the draws of a classification; None of other tasks, as
+    MTEB gives nothing but their scores, and of several splits or languages."""
+    scores = [one for of_split in found.scores.values() for one in of_split]
+    name = task.metadata.main_score
+    draws = [100 * one[name] for one in scores[0].get("scores_per_experiment", ())]
+    return (min(draws), max(draws)) if len(scores) == 1 and draws else None
 
 
 class _Model:

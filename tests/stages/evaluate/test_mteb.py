@@ -89,6 +89,8 @@ def test_a_task_has_the_score_that_mteb_gives_sentence_transformers(local_task, 
     (figure,) = result.figures
     assert figure.value == pytest.approx(100 * expected.task_results[0].get_score())
     assert 20 < figure.value < 100
+    low, high = figure.interval  # over MTEB's draws
+    assert low < figure.value < high
     whole = json.loads(result.files[f"{local_task}.json"])
     assert whole["task_name"] == local_task
 
@@ -160,6 +162,15 @@ def test_queries_and_documents_get_their_own_prompts(local_task):
         prompt_type = kind and mteb.types.PromptType(kind)
         own.encode([{"text": ["a", "b"]}, {"text": ["c"]}], prompt_type=prompt_type)
     assert asked == [(["a", "b", "c"], kind) for kind in ("query", "document", None)]
+
+
+@pytest.mark.parametrize("cache", ["", "{}/file", "{}/file/below"])
+def test_a_cache_that_cannot_be_written(local_task, tmp_path, cache):
+    (tmp_path / "file").touch()
+    MtebTest(task=local_task, cache=str(tmp_path / "new" / "folder")).check()
+    with pytest.raises(UserError, match="evaluate.mteb_cache .*: no folder that can be written"):
+        MtebTest(task=local_task, cache=cache.format(tmp_path)).check()
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize(
