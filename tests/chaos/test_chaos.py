@@ -57,7 +57,7 @@ def test_a_schedule_notices_what_is_not_as_it_must_be(arena):
     for path, old, new, message in (
         (data, root.read(data)[-1:], b"\xff", "is damaged"),
         (record, b'"num_rows": 40', b'"num_rows": 39', ""),
-        (manifest, b'"num_rows": 40', b'"num_rows": 39', r"shards\[0\].num_rows: 39 instead of 40"),
+        (manifest, b'"num_rows": [40', b'"num_rows": [39', r"num_rows\[0\]: 39 instead of 40"),
     ):
         content = root.read(path)
         place = content.rindex(old) if path == data else content.index(old)
