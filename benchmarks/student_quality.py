@@ -206,7 +206,7 @@ def table(options: argparse.Namespace, shared: list[str], kept: Kept, pool: Exec
     for (method, trial), figures in zip(tried, scores, strict=True):
         score = figures["STS-B dev"]
         print(f"{layers}, {method}: dev {score:.2f} with {trial}", flush=True)
-        if method not in best or score > best[method][0]:
+        if score > best.setdefault(method, (float("-inf"), trial))[0]:  # nan never is
             best[method] = score, trial
     seeded = [
         [*shared, *trial, f"train.seed={seed}"]

@@ -96,7 +96,7 @@ class Say(Protocol):
 class Work(Protocol):
     """One node to be made, in whatever process that happens.
 
-    name: the node's, for messages. identity: what decides its artifact. scratch: folder under
+    name: the node's, for messages. scratch: folder under
     `root` for unfinished work, deleted when the artifact is published. attempt: eight hexadecimal
     digits; another process that makes the same artifact, and was thought dead, has others. owner:
     short name of the artifact, e.g. in a journal that others share. stopping: whether the run is to
@@ -108,8 +108,6 @@ class Work(Protocol):
 
     @property
     def name(self) -> str: ...
-    @property
-    def identity(self) -> Mapping[str, Any]: ...
     @property
     def root(self) -> Root: ...
     @property

@@ -58,9 +58,12 @@ def differences(
             name = figure.name
             if not _comparable(name, resampled, items[reference]) or name not in base:
                 continue
-            apart = 100 * (_resampled(resampled[name]) - own[name])
+            apart = _resampled(resampled[name]) - own[name]
+            if figure.percent:
+                apart = 100 * apart
             value = figure.value - base[name].value
-            rows.append(Figure(name, value, figure.better, interval(apart)))
+            limits = interval(apart)
+            rows.append(Figure(name, value, figure.better, limits, decimals=figure.decimals))
             if figure.averaged:
                 of_mean.setdefault(figure.averaged, []).append((value, apart))
         for name, several in of_mean.items():

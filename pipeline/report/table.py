@@ -92,8 +92,10 @@ def differences_text(results: Results) -> str:
     rows = [[f"less {results.reference.title}", *columns]]
     for one in results.differences:
         figures = {figure.name: figure for figure in one.figures}
-        cells = [f"{figures[n].value:+.2f}" if n in figures else "" for n in columns]
-        limits = [_interval(figures.get(n), "+.1f", " to ") for n in columns]
+        cells = [
+            f"{figures[n].value:+.{figures[n].decimals}f}" if n in figures else "" for n in columns
+        ]
+        limits = [_interval(figures.get(n), "+", " to ") for n in columns]
         rows += [[one.encoder.title, *cells], ["  95% interval", *limits]]
     return "\n".join(aligned(rows))
 
@@ -103,10 +105,11 @@ def shown(figure: Figure) -> str:
     return f"{figure.value:,.{figure.decimals}f}"
 
 
-def _interval(figure: Figure | None, form: str = ".1f", between: str = "-") -> str:
+def _interval(figure: Figure | None, sign: str = "", between: str = "-") -> str:
     if figure is None or figure.interval is None:
         return ""
     low, high = figure.interval
+    form = f"{sign}.{figure.decimals if figure.decimals > 2 else 1}f"
     return f"{low:{form}}{between}{high:{form}}"
 
 

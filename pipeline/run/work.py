@@ -94,10 +94,6 @@ class NodeWork:
         return self.node.name
 
     @property
-    def identity(self) -> Mapping[str, Any]:
-        return self.node.identity
-
-    @property
     def scratch(self) -> str:
         return f"work/{self.folder}"
 

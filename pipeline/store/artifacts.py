@@ -98,13 +98,17 @@ class ArtifactStore:
         """
         there = self.root.names(folder)
         segments = sorted(name for name in there if SEGMENT.fullmatch(name))
-        found = {record.number: record for record in self._records(folder, segments)}
+        found = self._whole(self._records(folder, segments), there)
         single = (name for name in there if RECORD.fullmatch(name))
         rest = sorted(name for name in single if _number(name) not in found)
-        found |= {record.number: record for record in self._records(folder, rest)}
+        return found | self._whole(self._records(folder, rest), there)
+
+    @staticmethod
+    def _whole(records: Iterable[ShardRecord], there: set[str]) -> dict[int, ShardRecord]:
+        """By number, those whose files are there: one that was lost may have been made again."""
         return {
-            number: record
-            for number, record in found.items()
+            record.number: record
+            for record in records
             if not _gone([file.path for file in record.files.values()], there)
         }
 

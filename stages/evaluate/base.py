@@ -39,7 +39,6 @@ class Tested:
         only (see `Evaluation.reads_model`).
     encode_documents: the teacher's, where it is the one that embeds documents (or second sentences)
         in a space that it shares with the student; None for `encode` itself.
-    name, revision: what other tools call the encoder; "" where none is to keep anything of it.
     """
 
     encode: Encode
@@ -47,8 +46,6 @@ class Tested:
     encode_documents: Encode | None = None
     pooled: Encode | None = None
     normalizes: bool = True
-    name: str = ""
-    revision: str = ""
 
     @property
     def as_pooled(self) -> Encode:

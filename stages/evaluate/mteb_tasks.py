@@ -5,7 +5,6 @@ It sees vectors as sentence-transformers returns them, and compares them by cosi
 encoder's own prompts of queries and documents, not MTEB's.
 """
 
-import os
 import tempfile
 from collections.abc import Iterable
 from importlib import metadata
@@ -22,11 +21,10 @@ from stages.evaluate.base import Evaluation, Result, Tested
 from stages.fields import Name
 from stages.kinds import Kind
 from stages.packages import need
-from stages.settings import Settings, execution
 
 
-class MtebTask(Settings):
-    """A task of MTEB, by name."""
+class MtebTest(Evaluation):
+    """The main score of a task of MTEB."""
 
     task: Name = Field(description="Name of the task, such as Banking77Classification.")
     languages: list[str] = Field(
@@ -37,12 +35,6 @@ class MtebTask(Settings):
     @classmethod
     def _bare_name(cls, value: Any) -> Any:
         return {"task": value} if isinstance(value, str) else value
-
-
-class MtebTest(MtebTask, Evaluation):
-    """The main score of a task of MTEB."""
-
-    cache: str | None = execution(None, description="`evaluate.mteb_cache`.")
 
     @property
     def title(self) -> str:
@@ -56,14 +48,6 @@ class MtebTest(MtebTask, Evaluation):
     def check(self) -> None:
         need("mteb", f"evaluate.mteb '{self.task}'")
         self.load()
-        if self.cache is not None:
-            place = Path(self.cache).expanduser()
-            there = next(one for one in (place, *place.absolute().parents) if one.exists())
-            if not (self.cache and there.is_dir() and os.access(there, os.W_OK)):
-                raise UserError(
-                    f"evaluate.mteb_cache '{self.cache}': no folder that can be written; name "
-                    "another one, or leave it out"
-                )
 
     def load(self) -> Any:
         """The task, without its data.
@@ -91,9 +75,8 @@ class MtebTest(MtebTask, Evaluation):
                 f"evaluate.mteb '{self.task}': its data set "
                 f"{task.metadata.dataset.get('path')} cannot be had ({str(error)[:300]})"
             ) from error
-        cache = mteb.ResultCache(Path(self.cache).expanduser()) if self.cache else None
         (found,) = mteb.evaluate(
-            _Model(tested), task, cache=cache, co2_tracker=False, show_progress_bar=False
+            _Model(tested), task, cache=None, co2_tracker=False, show_progress_bar=False
         ).task_results
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / f"{self.task}.json"
@@ -122,8 +105,7 @@ class _Model:
     def __init__(self, tested: Tested) -> None:
         from mteb.models import ModelMeta
 
-        known = {"name": f"sentray/{tested.name}", "revision": tested.revision}
-        self.mteb_model_meta = ModelMeta.create_empty(known if tested.name else None)
+        self.mteb_model_meta = ModelMeta.create_empty()
         self._tested = tested
 
     def encode(

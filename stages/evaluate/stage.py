@@ -25,7 +25,6 @@ from stages.evaluate.baselines import BaselineSettings, WordsSource, WordVectors
 from stages.evaluate.bm25 import Bm25
 from stages.evaluate.remembered import Remembered
 from stages.evaluate.resampling import write_items
-from stages.fingerprint import fingerprint
 from stages.kinds import Kinds
 from stages.planning import Graph, Inputs
 from stages.teachers import encoding_teachers
@@ -47,7 +46,6 @@ class Evaluate(Stage):
         (1: Eq. 2, ranks alone); "" for plain cosines.
     documents: the encoder of the documents, where it is another one.
     whitening: dimensions that its vectors are whitened to; None: they are not.
-    known_as: what the encoder is called where other tools keep figures of it.
     """
 
     test: Evaluation
@@ -59,7 +57,6 @@ class Evaluate(Stage):
     documents: EncoderSource[Any] | None = None
     whitening: int | None = None
     part: int = 0
-    known_as: str = ""
 
     kind = "evaluate"
     # 3: keeps what figures were computed from
@@ -148,8 +145,6 @@ class Evaluate(Stage):
         if width := self.label.dimensions:
             cut = _cut(loaded.as_pooled, width)
             loaded = replace(loaded, encode=_unit(cut), pooled=cut)
-        encoder = {key: value for key, value in work.identity.items() if key != "test"}
-        loaded = replace(loaded, name=self.known_as, revision=fingerprint(encoder)[:16])
         result = self.test.score(loaded, work)
         measurement = Measurement(self.label, result.figures)
         stats = measured([measurement], result.notes, **dict(result.facts))
@@ -287,5 +282,4 @@ def _add(
     named_test = graph.recipe.unexpanded(stage.test.title)
     slug = re.sub(r"[^a-z0-9]+", "-", named_test.lower()).strip("-") or "test"
     name = f"evaluate:{stage.label.name}{suffix}:{named_test}"
-    known_as = f"{title}{suffix.replace('+', '-')}"
-    graph.add(name, replace(stage, known_as=known_as), inputs, f"{known_as}-{slug}", where)
+    graph.add(name, stage, inputs, f"{title}{suffix.replace('+', '-')}-{slug}", where)

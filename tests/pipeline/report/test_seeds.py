@@ -42,13 +42,29 @@ def test_means_and_spreads_stand_in_the_table():
     assert lines[4].split() == ["over", "seeds", *(f"±{one:.2f}" for one in spreads)]
 
 
+def test_differences_have_the_unit_of_their_figures():
+    """Alignment is no percentage: its items are what it is the mean of."""
+    random = np.random.default_rng(0)
+    one, other = random.random((2, 50))
+    figures = {
+        label: [Figure("alignment", float(values.mean()), "lower", decimals=3)]
+        for label, values in ((AFTER, one), (TEACHER, other))
+    }
+    items = {AFTER: {"alignment": [Items("mean", one)]},
+             TEACHER: {"alignment": [Items("mean", other)]}}  # fmt: skip
+    (row,) = differences(figures, items, AFTER)
+    (found,) = row.figures
+    low, high = found.interval
+    assert low < found.value < high < low + 0.5 and found.decimals == 3
+
+
 def test_differences_are_of_the_means_over_seeds():
     """Slow twin: the same items drawn for all trainings and the teacher."""
     random = np.random.default_rng(0)
     one, two, teacher = random.random((3, 30))
     figures = {
-        AFTER: [Figure("A", 50 * (one.mean() + two.mean()))],
-        TEACHER: [Figure("A", 100 * teacher.mean())],
+        AFTER: [Figure("A", 50 * (one.mean() + two.mean()), percent=True)],
+        TEACHER: [Figure("A", 100 * teacher.mean(), percent=True)],
     }
     items = {
         AFTER: {"A": [Items("mean", one), Items("mean", two)]},

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.store.artifacts import ArtifactStore
-from pipeline.store.manifest import new_manifest
+from pipeline.store.manifest import new_manifest, shard_line
 from stages.errors import UserError
 
 
@@ -43,6 +43,17 @@ def test_a_manifest_holds_its_shards_as_they_were_recorded(tmp_path):
     assert shards.paths == [recorded[0].files["a"].path,
                             *(recorded[1].files[name].path for name in "ab")]  # fmt: skip
     assert shards.num_bytes == 11
+
+
+def test_a_shard_that_was_lost_and_made_again_is_finished(tmp_path):
+    """Though a segment still has its older record, of other bytes."""
+    store = ArtifactStore(str(tmp_path))
+    record = store.put_shard("embed/x-1", 0, {"a.npy": b"one"}, 3)
+    store.put_segment("embed/x-1", [shard_line(record)])
+    store.root.delete(f"embed/x-1/{record.files['a.npy'].path}")
+    assert not store.finished_shards("embed/x-1")
+    again = store.put_shard("embed/x-1", 0, {"a.npy": b"two"}, 3)
+    assert store.finished_shards("embed/x-1") == {0: again}
 
 
 @pytest.mark.parametrize("damage", ["change", "remove"])

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -103,38 +102,9 @@ def test_mtebs_result_file_is_in_the_artifact(local_task, model, tmp_path):
     def publish(stats, folder):
         kept.update({file.name: file.read_text() for file in folder.glob("*.json")})
 
-    work = SimpleNamespace(say=SILENT.say, publish=publish, identity={})
+    work = SimpleNamespace(say=SILENT.say, publish=publish)
     stage.make(work, stage.load(work))
     assert json.loads(kept[f"{local_task}.json"])["task_name"] == local_task
-
-
-def test_mtebs_cache_gives_and_gets_results(local_task, model, tmp_path):
-    """Of the same encoder, whatever the test is; MTEB's own tools find them."""
-    cache = tmp_path / "cache"
-    settings = EvaluateSettings.model_validate({"mteb": [local_task], "mteb_cache": str(cache)})
-    test = settings.tests[-1]
-    assert test.described() == MtebTest(task=local_task).described()  # no other fingerprint
-    source = EncoderSource(EncoderSettings(model=str(model), pooling="auto", max_length=32))
-    stage = Evaluate(test, source, EncoderLabel("teacher", "t"), 32, known_as="mine")
-    scores = []
-
-    def make(embedded, **identity):
-        def publish(stats, folder):
-            scores.append(stats["measured"][0]["figures"][0]["value"])
-
-        loaded = stage.load(SimpleNamespace(say=SILENT.say))
-        encode = embedded or loaded.encode
-        work = SimpleNamespace(say=SILENT.say, publish=publish, identity=identity)
-        stage.make(work, replace(loaded, encode=encode, pooled=encode))
-
-    make(None, model="a", test="one")
-    results = mteb.ResultCache(cache).load_results(models=["sentray/mine"], tasks=[local_task])
-    (found,) = results.model_results
-    assert 100 * found.task_results[0].get_score() == pytest.approx(scores[0])
-    make(lambda *_: pytest.fail("was known"), model="a", test="another")
-    make(None, model="b")
-    assert len(scores) == 3 and scores[1] == pytest.approx(scores[0], abs=1e-3)  # as MTEB rounds
-    assert len(list((cache / "results/sentray__mine").glob(f"*/{local_task}.json"))) == 2
 
 
 def test_our_classification_is_mtebs(local_task, model, tmp_path):
@@ -162,15 +132,6 @@ def test_queries_and_documents_get_their_own_prompts(local_task):
         prompt_type = kind and mteb.types.PromptType(kind)
         own.encode([{"text": ["a", "b"]}, {"text": ["c"]}], prompt_type=prompt_type)
     assert asked == [(["a", "b", "c"], kind) for kind in ("query", "document", None)]
-
-
-@pytest.mark.parametrize("cache", ["", "{}/file", "{}/file/below"])
-def test_a_cache_that_cannot_be_written(local_task, tmp_path, cache):
-    (tmp_path / "file").touch()
-    MtebTest(task=local_task, cache=str(tmp_path / "new" / "folder")).check()
-    with pytest.raises(UserError, match="evaluate.mteb_cache .*: no folder that can be written"):
-        MtebTest(task=local_task, cache=cache.format(tmp_path)).check()
-    assert [one.name for one in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize(
