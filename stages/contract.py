@@ -96,14 +96,14 @@ class Say(Protocol):
 class Work(Protocol):
     """One node to be made, in whatever process that happens.
 
-    name: the node's, for messages. scratch: folder under
-    `root` for unfinished work, deleted when the artifact is published. attempt: eight hexadecimal
-    digits; another process that makes the same artifact, and was thought dead, has others. owner:
-    short name of the artifact, e.g. in a journal that others share. stopping: whether the run is to
-    end, or to leave this machine: what can be kept is then put away, and `Stopped` raised.
-    count_tokens: adds what a model was fed, so that the share of padding is known: tokens, and all
-    positions of their batches. may_pay: whether what costs money may be done now; it raises what
-    ends the work where it never may again. begin_again: forgets the finished shards.
+    name: the node's, for messages. scratch: folder under `root` for unfinished work, deleted when
+    the artifact is published. attempt: eight hexadecimal digits; another process that makes the
+    same artifact, and was thought dead, has others. owner: short name of the artifact, e.g. in a
+    journal that others share. stopping: whether the run is to end, or to leave this machine: what
+    can be kept is then put away, and `Stopped` raised. count_tokens: adds what a model was fed, so
+    that the share of padding is known: tokens, and all positions of their batches. may_pay: whether
+    what costs money may be done now; it raises what ends the work where it never may again.
+    begin_again: forgets the finished shards.
     """
 
     @property

@@ -55,6 +55,8 @@ def _kind_of(file: str) -> tuple[str, str]:
     """The list that a table belongs to, and its path."""
     named, _, path = file.partition(":")
     if named in NAMED and not Path(file).exists():
+        if not path:
+            raise UserError(f"--on {file}: name a table after the colon, as in {file}my.tsv")
         return named, path
     table = TableSettings(name=Path(file).stem, path=file)
     there = columns_of(table.rows(()))

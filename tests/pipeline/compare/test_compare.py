@@ -14,6 +14,7 @@ from pipeline.run.runner import finish, record_start
 from stages.contract import EncoderLabel
 from stages.encoder.model import load_for_inference
 from stages.encoder.settings import EncoderSettings
+from stages.errors import UserError
 from stages.evaluate.sets import StsSettings, load_sts
 from stages.evaluate.stage import Evaluate
 from stages.recipe import Recipe
@@ -117,6 +118,8 @@ def test_tables_are_told_by_their_columns(tmp_path, header, kind):
 @pytest.mark.parametrize("kind", ["classification", "clustering", "transfer"])
 def test_a_table_may_be_named_with_its_kind(tmp_path, kind):
     """Its columns are those of all three."""
+    with pytest.raises(UserError, match=f"--on {kind}:: name a table after the colon"):
+        read_tests([f"{kind}:"])
     (tmp_path / "some.tsv").write_text("text\tlabel\tsplit\na\tb\ttest\n")
     (found,) = getattr(read_tests([f"{kind}:{tmp_path / 'some.tsv'}"]), kind)
     assert (found.name, found.path) == ("some", str(tmp_path / "some.tsv"))

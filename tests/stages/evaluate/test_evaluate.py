@@ -140,14 +140,16 @@ def test_alignment_and_uniformity_equal_golden_values(golden, monkeypatch):
     np.testing.assert_allclose(uniformity(u, v), whole, rtol=1e-9)
 
 
-@pytest.mark.parametrize("groups", [1, 40])
-def test_errors_of_uniformity_are_those_of_samples_and_of_differences_too(groups):
-    """Rows of a set are its items. groups: of sentences that are nearly alike."""
+@pytest.mark.parametrize(("groups", "noise"), [(1, 0.5), (40, 0.5), (40, 0.02), (1, 0.02)])
+def test_errors_of_uniformity_are_those_of_samples_and_of_differences_too(groups, noise):
+    """Rows of a set are its items. groups: of sentences that are nearly alike. noise: how far a
+    row's two sentences are apart; with little, all four pairs of two rows say the same.
+    """
     random = np.random.default_rng(0)
 
     def drawn(count):
-        vectors = random.standard_normal((count, 2, 8)) / 3
-        vectors += centres[random.integers(0, groups, count), None]
+        middle = centres[random.integers(0, groups, count)] + random.standard_normal((count, 8)) / 3
+        vectors = middle[:, None] + noise * random.standard_normal((count, 2, 8))
         turned = vectors + 0.5 * random.standard_normal(vectors.shape)
         return [unit_rows(one.reshape(-1, 8)).reshape(one.shape) for one in (vectors, turned)]
 
