@@ -95,7 +95,7 @@ def differences_text(results: Results) -> str:
         cells = [
             f"{figures[n].value:+.{figures[n].decimals}f}" if n in figures else "" for n in columns
         ]
-        limits = [_interval(figures.get(n), "+", " to ") for n in columns]
+        limits = [_interval(figures.get(n), "+") for n in columns]
         rows += [[one.encoder.title, *cells], ["  95% interval", *limits]]
     return "\n".join(aligned(rows))
 
@@ -105,11 +105,12 @@ def shown(figure: Figure) -> str:
     return f"{figure.value:,.{figure.decimals}f}"
 
 
-def _interval(figure: Figure | None, sign: str = "", between: str = "-") -> str:
+def _interval(figure: Figure | None, sign: str = "") -> str:
     if figure is None or figure.interval is None:
         return ""
     low, high = figure.interval
     form = f"{sign}.{figure.decimals if figure.decimals > 2 else 1}f"
+    between = " to " if sign or low < 0 else "-"
     return f"{low:{form}}{between}{high:{form}}"
 
 
