@@ -16,6 +16,7 @@ from stages.encoder.settings import OWN_STUDENT, EncoderSettings
 from stages.encoder.source import EncoderSource
 from stages.errors import UserError
 from stages.fingerprint import fingerprint
+from stages.planning import Inputs
 from stages.plugins import Extensions, load_extensions, plugin_of
 from stages.recipe import Recipe
 
@@ -115,7 +116,7 @@ class RecipeGraph:
         self,
         name: str,
         stage: Stage,
-        inputs: Iterable[str | tuple[str, str]],
+        inputs: Inputs,
         title: str | None = None,
         where: str = "",
     ) -> str:
@@ -127,10 +128,8 @@ class RecipeGraph:
             where: where the recipe has the encoder that it is about, for messages.
         """
         assert name not in self.nodes, f"two nodes are called {name}"
-        named = dict((one, one) if isinstance(one, str) else one for one in inputs)
-        known = {own: self.nodes[there] for own, there in named.items()}
-        identity = stage.identity(known)
-        whole = fingerprint_of(stage, identity, [node.fingerprint for node in known.values()])
+        named = _named(inputs)
+        identity, whole = self._identified(stage, named)
         recorded = self.recipe.unexpanded(identity)
         node = Node(
             name, self.recipe.name, stage, title or self.recipe.name, recorded, where, named, whole,
@@ -146,6 +145,17 @@ class RecipeGraph:
         if alike:
             self._put_in_place_of(alike[0], node)
         return name
+
+    def fingerprint(self, stage: Stage, inputs: Inputs) -> str:
+        """What a node would have."""
+        return self._identified(stage, _named(inputs))[1]
+
+    def _identified(self, stage: Stage, named: dict[str, str]) -> tuple[dict[str, Any], str]:
+        """Identity and fingerprint."""
+        known = {own: self.nodes[there] for own, there in named.items()}
+        identity = stage.identity(known)
+        inputs = [node.fingerprint for node in known.values()]
+        return identity, fingerprint_of(stage, identity, inputs)
 
     def _put_in_place_of(self, old: str, new: Node) -> None:
         self._borrowed.discard(old)
@@ -226,6 +236,11 @@ class RecipeGraph:
                 )
         self._students[file] = names["train"]
         return names["train"]
+
+
+def _named(inputs: Inputs) -> dict[str, str]:
+    """Nodes by what a stage calls them."""
+    return dict((one, one) if isinstance(one, str) else one for one in inputs)
 
 
 def needed_for(nodes: dict[str, Node], targets: Iterable[str]) -> set[str]:

@@ -3,8 +3,12 @@
 The package brings the task's data (from the Hugging Face hub), its procedure and its main score.
 It sees vectors as sentence-transformers returns them, and compares them by cosine; with the
 encoder's own prompts of queries and documents, not MTEB's.
+
+In MTEB's own cache an encoder's results are below `Tested.known_as`, whose revision is of all that
+decides its vectors and of MTEB's version.
 """
 
+import os
 import tempfile
 from collections.abc import Iterable
 from importlib import metadata
@@ -18,13 +22,14 @@ from pydantic import Field, model_validator
 from stages.contract import Figure, Work
 from stages.errors import UserError
 from stages.evaluate.base import Evaluation, Result, Tested
-from stages.fields import Name
+from stages.fields import Name, StoragePath
 from stages.kinds import Kind
 from stages.packages import need
+from stages.settings import Settings, execution
 
 
-class MtebTest(Evaluation):
-    """The main score of a task of MTEB."""
+class MtebTask(Settings):
+    """A task of MTEB, by name."""
 
     task: Name = Field(description="Name of the task, such as Banking77Classification.")
     languages: list[str] = Field(
@@ -35,6 +40,16 @@ class MtebTest(Evaluation):
     @classmethod
     def _bare_name(cls, value: Any) -> Any:
         return {"task": value} if isinstance(value, str) else value
+
+
+class MtebTest(MtebTask, Evaluation):
+    """The main score of a task of MTEB."""
+
+    cache: StoragePath | None = execution(None, description="`evaluate.mteb_cache`.")
+
+    @property
+    def for_others(self) -> "MtebTest | None":
+        return MtebTest(task="any") if self.cache is not None else None
 
     @property
     def title(self) -> str:
@@ -48,6 +63,14 @@ class MtebTest(Evaluation):
     def check(self) -> None:
         need("mteb", f"evaluate.mteb '{self.task}'")
         self.load()
+        if self.cache is not None:
+            place = Path(self.cache)
+            there = next(one for one in (place, *place.parents) if one.exists())
+            if "://" in self.cache or not (there.is_dir() and os.access(there, os.W_OK)):
+                raise UserError(
+                    f"evaluate.mteb_cache '{self.cache}': MTEB cannot write a folder there; name "
+                    "another one, or leave it out"
+                )
 
     def load(self) -> Any:
         """The task, without its data.
@@ -66,18 +89,22 @@ class MtebTest(Evaluation):
     def score(self, tested: Tested, work: Work) -> Result:
         import mteb
 
-        task = self.load()
+        task, model = self.load(), _Model(tested)
         work.say(f"{self.task}: MTEB {mteb.__version__}")
-        try:
-            task.load_data()
-        except (OSError, ValueError) as error:  # no network, no such data set, a private one
-            raise UserError(
-                f"evaluate.mteb '{self.task}': its data set "
-                f"{task.metadata.dataset.get('path')} cannot be had ({str(error)[:300]})"
-            ) from error
-        (found,) = mteb.evaluate(
-            _Model(tested), task, cache=None, co2_tracker=False, show_progress_bar=False
-        ).task_results
+        cache = mteb.ResultCache(self.cache) if self.cache is not None else None
+        found = self._known(cache, model, task) if cache is not None else None
+        if found is None:
+            try:
+                task.load_data()
+            except (OSError, ValueError) as error:  # no network, no such data set, a private one
+                raise UserError(
+                    f"evaluate.mteb '{self.task}': its data set "
+                    f"{task.metadata.dataset.get('path')} cannot be had ({str(error)[:300]})"
+                ) from error
+            (found,) = mteb.evaluate(
+                model, task, cache=cache, co2_tracker=False, show_progress_bar=False
+            ).task_results
+        found = found.validate_and_filter_scores(task)  # a cache may have other languages too
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / f"{self.task}.json"
             found.to_disk(file)
@@ -88,6 +115,17 @@ class MtebTest(Evaluation):
         )  # fmt: skip
         note = f"{self.task}: main score x 100 of MTEB {mteb.__version__} ({task.metadata.type})."
         return Result([figure], (note,), files=files)
+
+    def _known(self, cache: Any, model: "_Model", task: Any) -> Any:
+        """What the cache has of the model and all of the task, if it has."""
+        try:
+            found = cache.load_task_result(self.task, model.mteb_model_meta)
+        except Exception as error:  # its reader stumbles in many ways
+            file = cache.get_task_result_path(self.task, model.mteb_model_meta)
+            raise UserError(
+                f"'{file}' is no result of MTEB ({type(error).__name__}); delete it"
+            ) from error
+        return None if found is None or found.get_missing_evaluations(task) else found
 
 
 def _of_experiments(found: Any, task: Any) -> tuple[float, float] | None:
@@ -105,7 +143,8 @@ class _Model:
     def __init__(self, tested: Tested) -> None:
         from mteb.models import ModelMeta
 
-        self.mteb_model_meta = ModelMeta.create_empty()
+        known = dict(zip(("name", "revision"), tested.known_as or (), strict=False))
+        self.mteb_model_meta = ModelMeta.create_empty(known)
         self._tested = tested
 
     def encode(

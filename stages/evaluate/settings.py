@@ -8,7 +8,7 @@ from stages.evaluate.classification import ClassificationTest
 from stages.evaluate.clustering import ClusteringTest
 from stages.evaluate.corpora import CorpusTest
 from stages.evaluate.geometry import GeometrySettings
-from stages.evaluate.mteb_tasks import MtebTest
+from stages.evaluate.mteb_tasks import MtebTask, MtebTest
 from stages.evaluate.pairs import PairsTest
 from stages.evaluate.ranking import RankingTest
 from stages.evaluate.reranking import RerankingTest
@@ -17,6 +17,7 @@ from stages.evaluate.sets import StsSettings, check_names_differ
 from stages.evaluate.size import Size
 from stages.evaluate.sts import StsTest
 from stages.evaluate.transfer import TransferTest
+from stages.fields import StoragePath
 from stages.settings import Extensible, added, execution
 
 # Columns of every table, which no test set may be called.
@@ -53,7 +54,12 @@ class EvaluateSettings(Extensible):
     )
     clustering: list[ClusteringTest] = added([], description="Sentences with labels to find again.")
     pairs: list[PairsTest] = added([], description="Pairs that mean the same or do not.")
-    mteb: list[MtebTest] = added([], description="Tasks of MTEB, by name.")
+    mteb: list[MtebTask] = added([], description="Tasks of MTEB, by name.")
+    mteb_cache: StoragePath | None = execution(
+        None,
+        description="MTEB's folder of results, such as ~/.cache/mteb: those of the same encoder "
+        "are taken from there, and others added.",
+    )
     baselines: list[BaselineSettings] = added(
         [], description="Rows of encoders that teach nobody, and of averaged word vectors."
     )
@@ -105,7 +111,8 @@ class EvaluateSettings(Extensible):
         found: list[Evaluation] = [Size()]
         found += [StsTest(sts=one, num_bootstrap=self.num_bootstrap) for one in self.sts]
         found += [*self.transfer, *self.ranking, *self.corpora, *self.reranking]
-        found += [*self.classification, *self.clustering, *self.pairs, *self.mteb]
+        found += [*self.classification, *self.clustering, *self.pairs]
+        found += [MtebTest(**dict(one), cache=self.mteb_cache) for one in self.mteb]
         found += [one for one in (self.retrieval, self.geometry) if one is not None]
         found += [one for one in self.added_sections.values() if isinstance(one, Evaluation)]
         return found

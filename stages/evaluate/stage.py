@@ -46,6 +46,7 @@ class Evaluate(Stage):
         (1: Eq. 2, ranks alone); "" for plain cosines.
     documents: the encoder of the documents, where it is another one.
     whitening: dimensions that its vectors are whitened to; None: they are not.
+    known_as: see `Tested`.
     """
 
     test: Evaluation
@@ -57,6 +58,7 @@ class Evaluate(Stage):
     documents: EncoderSource[Any] | None = None
     whitening: int | None = None
     part: int = 0
+    known_as: tuple[str, str] | None = None
 
     kind = "evaluate"
     # 3: keeps what figures were computed from
@@ -145,7 +147,7 @@ class Evaluate(Stage):
         if width := self.label.dimensions:
             cut = _cut(loaded.as_pooled, width)
             loaded = replace(loaded, encode=_unit(cut), pooled=cut)
-        result = self.test.score(loaded, work)
+        result = self.test.score(replace(loaded, known_as=self.known_as), work)
         measurement = Measurement(self.label, result.figures)
         stats = measured([measurement], result.notes, **dict(result.facts))
         with tempfile.TemporaryDirectory() as local:
@@ -282,4 +284,9 @@ def _add(
     named_test = graph.recipe.unexpanded(stage.test.title)
     slug = re.sub(r"[^a-z0-9]+", "-", named_test.lower()).strip("-") or "test"
     name = f"evaluate:{stage.label.name}{suffix}:{named_test}"
-    graph.add(name, stage, inputs, f"{title}{suffix.replace('+', '-')}-{slug}", where)
+    title += suffix.replace("+", "-")
+    if (any_other := stage.test.for_others) is not None:
+        revision = graph.fingerprint(replace(stage, test=any_other), inputs)[:16]
+        called = f"{title}-before" if stage.label.role == "before" else title
+        stage = replace(stage, known_as=(f"sentray/{called}", revision))
+    graph.add(name, stage, inputs, f"{title}-{slug}", where)

@@ -215,6 +215,8 @@ class Play:
 
     def _read_only_disk(self) -> None:
         assert isinstance(self._storage, Disk)
+        # answers that come now have no place
+        self.outcome.lost += 2 * CONCURRENCY * 5
         self._unwritable(self._storage.make_read_only)
 
     def _unwritable(self, make: Callable[[], None]) -> None:
@@ -222,8 +224,6 @@ class Play:
         run = self._run
         self._killing(make)
         self._arena.may_answer.set()
-        # answers that come now have no place
-        self.outcome.lost += 2 * CONCURRENCY * 5
         code = run.end()
         self._storage.heal()
         assert code in (0, 2), f"exit code {code} of a run whose disk cannot be written"

@@ -33,7 +33,7 @@ def one(storage, subject, *faults, again=False):
 SCHEDULES = [
     one("s3", "endpoint:far", ("outage", (0.2, 0.0)), ("kill worker", (0.5, 0.0))),
     one("s3", "perturb:chat", ("stop driver", (0.3, 0.0)), ("kill both runs", (0.5, 0.3))),
-    one("disk", "translate:pivot", ("full disk", (0.5, 0.0)), ("move clock", (0.6, 0.0))),
+    one("disk", "perturb:chat", ("full disk", (0.5, 0.0)), ("move clock", (0.6, 0.0))),
     one("s3", "embed:t", ("stumble", (0.0, 0.0)), ("lose cluster", (0.4, 0.3)), again=True),
 ]
 

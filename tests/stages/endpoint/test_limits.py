@@ -1,10 +1,14 @@
 """Rates and budgets of an endpoint, and the journal of paid answers."""
 
+import errno
+import io
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.endpoint.journal import Journal, Spent, request_key
+from stages.endpoint.journal import BYTES_RESERVED, Journal, Spent, request_key
 from stages.endpoint.limits import Limits, Pacer
 from stages.errors import UserError
 from stages.files import Root
@@ -104,6 +108,40 @@ def test_the_journal_finds_answers_of_others_and_skips_torn_lines(tmp_path):
     assert [again.get(key) for key in keys] == [*answers[:4], None]
     assert again.spent() == Spent(2, 2, 2)
     assert Journal(root, "answers", "new", Answer).spent() == Spent()
+
+
+class SmallDisk(io.FileIO):
+    """A file on a disk with room for so many bytes, and for more once something is given back."""
+
+    room = 100
+    is_held = staticmethod(lambda: True)
+
+    def write(self, data):
+        data = data[: self.room if self.is_held() else None]
+        if not data:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        SmallDisk.room -= len(data)
+        return super().write(data)
+
+
+def test_answers_that_are_paid_for_have_room_on_a_full_disk(tmp_path, monkeypatch):
+    root = Root(str(tmp_path))
+    journal = Journal(root, "answers", "me", Answer)
+    journal.ready()
+    (file,) = (tmp_path / "answers").iterdir()  # what is held has no name to be left behind
+    reserve = journal._reserve
+    assert os.fstat(reserve.fileno()).st_blocks * 512 >= BYTES_RESERVED
+    monkeypatch.setattr(SmallDisk, "is_held", staticmethod(lambda: not reserve.closed))
+    journal._file = SmallDisk(file, "ab")
+    keys = [request_key({"n": number}) for number in range(5)]
+    answers = [Answer(f"“{number}”", "stop", number, 1) for number in range(5)]
+    with pytest.raises(UserError, match="the disk is full"):  # so that no more are asked for
+        journal.add([(keys[0], answers[0])])
+    assert reserve.closed
+    for number in range(1, 5):  # those that were on their way
+        journal.add([(keys[number], answers[number])])
+    again = Journal(root, "answers", "me", Answer)
+    assert [again.get(key) for key in keys] == answers
 
 
 def test_answers_for_an_object_store_are_found_before_and_after_they_are_written(

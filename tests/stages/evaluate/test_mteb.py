@@ -2,11 +2,14 @@
 
 import importlib
 import json
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from pipeline.plan.graph import build_graph
 from stages.contract import EncoderLabel
 from stages.encoder.config import normalizes
 from stages.encoder.model import load_for_inference
@@ -18,6 +21,7 @@ from stages.evaluate.classification import ClassificationTest
 from stages.evaluate.mteb_tasks import MtebTest
 from stages.evaluate.settings import EvaluateSettings
 from stages.evaluate.stage import Evaluate
+from stages.recipe import Recipe
 from tests.support.models import make_sentences
 from tests.support.pipelines import make_pipeline, pooling
 
@@ -38,28 +42,46 @@ SPLITS = {"train": rows_of("train", 120), "test": rows_of("test", 90)}
 @pytest.fixture
 def local_task(monkeypatch):
     """A classification task whose data are here."""
+    return put_task(monkeypatch, "LocalClassification", {"default": SPLITS})
+
+
+@pytest.fixture
+def two_languages(monkeypatch):
+    """Another one, with labels in Danish of which nothing can be learned."""
+    danish = {split: [(text, row % 2) for row, (text, _) in enumerate(SPLITS[split])]
+              for split in SPLITS}  # fmt: skip
+    return put_task(monkeypatch, "LocalLanguages", {"eng": SPLITS, "dan": danish})
+
+
+def put_task(monkeypatch, name, subsets):
     from datasets import Dataset, DatasetDict
     from mteb.abstasks import AbsTaskClassification
     from mteb.abstasks.task_metadata import TaskMetadata
 
-    class LocalClassification(AbsTaskClassification):
+    languages = {subset: [f"{subset}-Latn"] for subset in subsets}
+
+    class LocalTask(AbsTaskClassification):
         metadata = TaskMetadata(
-            name="LocalClassification", description="made up", type="Classification",
-            dataset={"path": "nobody/nothing", "revision": "1"}, eval_langs=["eng-Latn"],
-            main_score="accuracy",
+            name=name, description="made up", type="Classification",
+            dataset={"path": "nobody/nothing", "revision": "1"},
+            eval_langs=["eng-Latn"] if "default" in subsets else languages, main_score="accuracy",
         )  # fmt: skip
 
         def load_data(self, **_):
-            self.dataset = DatasetDict({
-                split: Dataset.from_dict(
-                    {"text": [text for text, _ in rows], "label": [label for _, label in rows]}
-                )
-                for split, rows in SPLITS.items()
-            })  # fmt: skip
+            found = {
+                subset: DatasetDict({
+                    split: Dataset.from_dict(
+                        {"text": [text for text, _ in rows], "label": [label for _, label in rows]}
+                    )
+                    for split, rows in splits.items()
+                })
+                for subset, splits in subsets.items()
+            }  # fmt: skip
+            self.dataset = found.get("default", found)
             self.data_loaded = True
 
-    monkeypatch.setitem(TASKS, "LocalClassification", LocalClassification)
-    return "LocalClassification"
+    monkeypatch.setitem(TASKS, name, LocalTask)
+    return name
 
 
 @pytest.fixture(params=["as pooled", "of length 1"])
@@ -107,6 +129,70 @@ def test_mtebs_result_file_is_in_the_artifact(local_task, model, tmp_path):
     assert json.loads(kept[f"{local_task}.json"])["task_name"] == local_task
 
 
+def test_mtebs_cache_gives_and_gets_results(local_task, model, tmp_path, monkeypatch):
+    """Of the same encoder; MTEB's own tools find them."""
+    cache = str(tmp_path / "cache")
+    cached = EvaluateSettings.model_validate({"mteb": [local_task], "mteb_cache": cache}).tests[-1]
+    assert cached.described() == MtebTest(task=local_task).described()  # no other fingerprint
+    tested = replace(encoder_of(model), known_as=("sentray/mine", "1"))
+    (first,) = cached.score(tested, SILENT).figures
+    results = mteb.ResultCache(cache).load_results(models=["sentray/mine"], tasks=[local_task])
+    assert 100 * results.model_results[0].task_results[0].get_score() == pytest.approx(first.value)
+
+    monkeypatch.setattr(TASKS[local_task], "load_data", lambda *_, **__: pytest.fail("was known"))
+    refuses = replace(tested, encode=lambda *_: pytest.fail("was known"), pooled=None)
+    (again,) = cached.score(refuses, SILENT).figures
+    assert again.value == pytest.approx(first.value, abs=1e-3)  # as MTEB rounds
+    assert again.interval == pytest.approx(first.interval, abs=1e-3)
+    with pytest.raises(pytest.fail.Exception, match="was known"):
+        cached.score(replace(tested, known_as=("sentray/mine", "2")), SILENT)
+
+    (file,) = Path(cache, "results/sentray__mine/1").glob(f"{local_task}.json")
+    file.write_text("{}")
+    with pytest.raises(UserError, match=f"'{file}' is no result of MTEB .*; delete it"):
+        cached.score(tested, SILENT)
+
+
+def test_a_cached_result_is_of_the_languages_that_are_asked_for(two_languages, model, tmp_path):
+    def figure(**settings):
+        known = replace(encoder_of(model), known_as=("sentray/mine", "1"))
+        return MtebTest(task=two_languages, **settings).score(known, SILENT).figures[0].value
+
+    english, both = figure(languages=["eng"]), figure()
+    assert abs(english - both) > 1
+    cache = str(tmp_path / "cache")
+    assert figure(cache=cache) == pytest.approx(both)
+    assert figure(cache=cache, languages=["eng"]) == pytest.approx(english, abs=1e-3)
+    other = str(tmp_path / "other")
+    assert figure(cache=other, languages=["eng"]) == pytest.approx(english)
+    assert figure(cache=other) == pytest.approx(both, abs=1e-3)
+
+
+def test_the_revision_is_of_all_that_decides_vectors(tiny_recipe, local_task, monkeypatch):
+    """Not of the test: tasks of one encoder are below one name and revision."""
+
+    def known(*changes):
+        settings = [f"evaluate.mteb=[{local_task},STS12]", "evaluate.mteb_cache=cache", *changes]
+        graph = build_graph(Recipe.model_validate(tiny_recipe(*settings)))
+        found = {}
+        for name, node in graph.nodes.items():
+            if ":mteb-" in name:
+                found.setdefault(name.partition(":mteb-")[0], set()).add(node.stage.known_as)
+        assert all(len(several) == 1 for several in found.values())
+        return {name: next(iter(several)) for name, several in found.items()}
+
+    before = known()
+    names = [name for name, _ in before.values()]
+    assert len({*before.values()}) == len({*names}) == len(before) > 2
+    assert known("evaluate.mteb_cache=other") == before
+    longer = known("train.max_steps=3")
+    assert {name for name in before if longer[name] != before[name]} == {"evaluate:after"}
+    shorter = known("evaluate.max_length=31")
+    assert not {*shorter.values()}.intersection(before.values())
+    monkeypatch.setattr("stages.evaluate.mteb_tasks.metadata.version", lambda _: "0.1")
+    assert not {*known().values()}.intersection(before.values())
+
+
 def test_our_classification_is_mtebs(local_task, model, tmp_path):
     """The same rows from a file, without MTEB's package."""
     lines = [f"{text}\t{label}\t{split}" for split, rows in SPLITS.items() for text, label in rows]
@@ -132,6 +218,15 @@ def test_queries_and_documents_get_their_own_prompts(local_task):
         prompt_type = kind and mteb.types.PromptType(kind)
         own.encode([{"text": ["a", "b"]}, {"text": ["c"]}], prompt_type=prompt_type)
     assert asked == [(["a", "b", "c"], kind) for kind in ("query", "document", None)]
+
+
+@pytest.mark.parametrize("cache", ["s3://bucket/folder", "{}/file", "{}/file/below"])
+def test_a_cache_that_cannot_be_written(local_task, tmp_path, cache):
+    (tmp_path / "file").touch()
+    MtebTest(task=local_task, cache=str(tmp_path / "new" / "folder")).check()
+    with pytest.raises(UserError, match="evaluate.mteb_cache .*: MTEB cannot write a folder there"):
+        MtebTest(task=local_task, cache=cache.format(tmp_path)).check()
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize(

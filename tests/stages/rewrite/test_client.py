@@ -1,6 +1,8 @@
 """The chat client against a real HTTP server on loopback: nothing lost, nothing paid twice."""
 
+import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -189,6 +191,17 @@ client = ChatClient(settings, None, Journal(Root(storage), "answers", "me", Answ
 found = list(client.run((number, f"N {number}") for number in range(2000)))
 print(len({ref for ref, _ in found}), sum(outcome.reason is None for _, outcome in found))
 """
+
+
+def test_nothing_is_asked_for_on_a_disk_without_room(serve, tmp_path, monkeypatch):
+    def full(dir):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("stages.endpoint.journal.tempfile.TemporaryFile", full)
+    server = serve(lambda sentence, *_: Reply(rewrite_of(sentence)))
+    with pytest.raises(UserError, match="the disk is full"):
+        ask(server, tmp_path, ["A cat.", "A dog."])
+    assert not server.bodies
 
 
 def test_killed_twice_in_the_middle_no_answer_is_paid_twice(serve, tmp_path):
