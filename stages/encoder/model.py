@@ -84,6 +84,9 @@ class Encoder(nn.Module):
             ids_BL: token ids, int64.
             mask_BL: int64, 1 where there is a token, 0 where there is padding.
         """
+        if isinstance(self.backbone, StaticTable) and self.backbone.dtype == torch.float32:
+            means_BD: Tensor = self.dense(self.backbone.means(ids_BL, mask_BL))
+            return means_BD
         return self.pool(self.states(ids_BL, mask_BL), ids_BL, mask_BL)
 
     def states(self, ids_BL: Tensor, mask_BL: Tensor, positions_BL: Tensor | None = None) -> Tensor:

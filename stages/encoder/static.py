@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -42,6 +43,20 @@ class StaticTable(nn.Module):
         position_ids: Tensor | None = None,
     ) -> Any:
         return SimpleNamespace(last_hidden_state=self.embedding(input_ids))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.weight.dtype
+
+    def means(self, ids_BL: Tensor, mask_BL: Tensor) -> Tensor:
+        """(B, D): what mean pooling gives, but for rounding, in one pass without states (B, L, D)
+        in between: an encoder of tables is 1.3 times as fast, the rest is its tokenizer's."""
+        weights_BL = mask_BL / mask_BL.sum(1, keepdim=True).clamp(min=1)
+        starts_B = torch.arange(len(ids_BL), device=ids_BL.device) * ids_BL.shape[1]
+        return F.embedding_bag(
+            ids_BL.flatten(), self.embedding.weight, starts_B, mode="sum",
+            per_sample_weights=weights_BL.flatten(),
+        )  # fmt: skip
 
 
 def token_table(whole: "Encoder") -> Tensor:
