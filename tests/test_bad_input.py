@@ -164,6 +164,10 @@ BAD = {
     "an STS file that is not UTF-8": (not_text, "not UTF-8"),
     "a split that is not there": (
         lambda tmp: ["evaluate.sts.0.split=devel"], "fewer than two pairs with split"),
+    "no dev pair that means the same": (
+        lambda tmp: ["train.dev.positives_above=4"], "no pair of 'dev' has a higher gold score"),
+    "dev pairs that mean the same, of no set": (
+        lambda tmp: ["train.dev={positives_above: 4}"], "name sets in `sts`"),
     "a corpus that is not there": (
         lambda tmp: [f"sentences.path={tmp}/nowhere.txt"], "no file or folder"),
     "a variant that there is not": (

@@ -72,7 +72,7 @@ def _subsets(results: Results) -> list[str]:
 
 def _body(body: str | list[dict[str, Any]]) -> str:
     """A text as a paragraph; rows of metrics by step as curves."""
-    return paragraphs([body]) if isinstance(body, str) else _curves(body)
+    return paragraphs([body]) if isinstance(body, str) else _curves(body) + _paths(body)
 
 
 def _bars(results: Results) -> str:
@@ -103,6 +103,27 @@ def _bars(results: Results) -> str:
     axes.set_ylim(0, 108)
     axes.set_ylabel("x 100")
     figure.legend(loc="outside upper center", ncols=len(encoders), frameon=False)
+    return svg_text(figure)
+
+
+def _paths(history: list[dict[str, Any]]) -> str:
+    """Alignment against uniformity while it trained (Wang and Isola, Fig. 3), a picture for each
+    dev set; "" where they were not measured."""
+    sets = [key.partition("/")[2] for key in history[-1] if key.startswith("uniformity/")]
+    return "".join(_path(history, name) for name in sets)
+
+
+def _path(history: list[dict[str, Any]], name: str) -> str:
+    keys = ("step", f"uniformity/{name}", f"alignment/{name}")
+    steps, across, up = zip(
+        *([row[key] for key in keys] for row in history if keys[1] in row), strict=True
+    )
+    figure, axes = new_figure(6, 3.4)
+    axes.plot(across, up, color="#8a919c", linewidth=0.8, zorder=1)
+    drawn = axes.scatter(across, up, c=steps, cmap="viridis", s=30)
+    figure.colorbar(drawn, label="step")
+    axes.set_xlabel(f"uniformity of all sentences, {name}")
+    axes.set_ylabel("alignment of like pairs")
     return svg_text(figure)
 
 

@@ -39,14 +39,11 @@ def score_geometry(pairs: StsSet, positives_above: float, encode: Encode) -> Res
     # compressed rank vectors are a little shorter than 1, where both figures are defined
     left, right = unit_rows(encode(pairs.sentence1)), unit_rows(encode(pairs.sentence2))
     same = pairs.gold > positives_above
-    values = {
-        "alignment": alignment(left[same], right[same]),
-        "uniformity": uniformity(left, right),
-    }
+    values = geometry(left, right, same)
     return Result(
         [
             Figure(
-                name, _mean(several), "lower", interval=interval_of_mean(several), decimals=3
+                name, mean(several), "lower", interval=interval_of_mean(several), decimals=3
             )
             for name, several in values.items()
         ],
@@ -56,7 +53,19 @@ def score_geometry(pairs: StsSet, positives_above: float, encode: Encode) -> Res
     )  # fmt: skip
 
 
-def _mean(values_N: np.ndarray) -> float:
+def geometry(
+    left_ND: np.ndarray, right_ND: np.ndarray, same_N: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Alignment of those pairs of unit vectors that mean the same, and uniformity of all: values
+    whose means are the figures."""
+    return {
+        "alignment": alignment(left_ND[same_N], right_ND[same_N]),
+        "uniformity": uniformity(left_ND, right_ND),
+    }
+
+
+def mean(values_N: np.ndarray) -> float:
+    """nan of none."""
     return float(values_N.mean()) if len(values_N) else float("nan")
 
 

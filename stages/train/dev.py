@@ -11,6 +11,7 @@ from stages.evaluate.agreement import (
     pairs_of_bands,
     teachers_similarities,
 )
+from stages.evaluate.geometry import geometry, mean
 from stages.evaluate.sets import StsSet
 from stages.evaluate.sts import spearman
 from stages.rows import unit_rows
@@ -27,9 +28,15 @@ HARDLY = 10.0
 
 
 class DevSets:
-    """Spearman x 100 on each dev set's pairs, as often as asked for."""
+    """Spearman x 100 on each dev set's pairs, as often as asked for.
 
-    def __init__(self, engine: Engine, dev: list[StsSet]) -> None:
+    geometry: alignment and uniformity by `alignment/SET`, of the student as it was at the last
+        `scores`; with `positives_above` only, the gold score above which pairs mean the same.
+    """
+
+    def __init__(
+        self, engine: Engine, dev: list[StsSet], positives_above: float | None = None
+    ) -> None:
         encoder = engine.student.encoder
         positions = num_positions(encoder.backbone.config.to_dict())
         length = min(DEV_MAX_LENGTH, positions or DEV_MAX_LENGTH)
@@ -37,7 +44,8 @@ class DevSets:
         tokenizer = SentenceTokenizer(encoder.tokenizer.pretrained, settings)
         texts = dict.fromkeys(text for one in dev for text in one.sentence1 + one.sentence2)
         self._row_of = {text: row for row, text in enumerate(texts)}
-        self._sets = dev
+        self._sets, self._positives_above = dev, positives_above
+        self.geometry: dict[str, float] = {}
         self._vectors = _Vectors(engine, tokenizer(list(texts)))
 
     def scores(self) -> dict[str, float]:
@@ -48,6 +56,9 @@ class DevSets:
             left = unit[[row_of[text] for text in one.sentence1]]
             right = unit[[row_of[text] for text in one.sentence2]]
             scores[one.name] = 100 * spearman((left * right).sum(1), one.gold)
+            if self._positives_above is not None:
+                found = geometry(left, right, one.gold > self._positives_above)
+                self.geometry |= {f"{name}/{one.name}": mean(found[name]) for name in found}
         return scores
 
 

@@ -83,7 +83,8 @@ class Training:
         self._dev: DevSets | Agreement | None = None  # what the checkpoint is chosen on
         if settings.dev is not None:
             on_held_out = self._agreement if data.num_held_out else None
-            self._dev = DevSets(engine, data.dev) if data.dev else on_held_out
+            above = settings.dev.positives_above
+            self._dev = DevSets(engine, data.dev, above) if data.dev else on_held_out
         self.progress = Progress()
         self._best: dict[str, Tensor] | None = None
         self._writer = ThreadPoolExecutor(1, "checkpoint")
@@ -257,7 +258,8 @@ class Training:
             self._best = self.engine.encoder_weights()
         else:
             progress.evaluations_since_best += 1
-        return {f"dev/{name}": score for name, score in scores.items()} | {"dev_spearman": mean}
+        row = {f"dev/{name}": score for name, score in scores.items()} | {"dev_spearman": mean}
+        return row | (self._dev.geometry if isinstance(self._dev, DevSets) else {})
 
     def _patience_is_over(self) -> bool:
         patience = self._settings.dev.patience if self._settings.dev else None

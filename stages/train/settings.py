@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from stages.encoder.settings import EncoderSettings
 from stages.errors import UserError
-from stages.evaluate.sets import StsSettings, check_names_differ
+from stages.evaluate.sets import StsSettings, check_names_differ, load_sts
 from stages.fields import Seed
 from stages.settings import Extensible, Settings, added, execution
 from stages.train.objectives.base import Objective, View
@@ -221,9 +221,17 @@ class DevSettings(Settings):
         description="Stop after this many evaluations without a better one; null: never.",
     )
 
+    positives_above: float | None = added(
+        None,
+        description="Log alignment and uniformity of the STS sets too: pairs with a higher gold "
+        "score count as meaning the same (4 of 5 in the papers). null: they are not measured.",
+    )
+
     @model_validator(mode="after")
     def _names_differ(self) -> "DevSettings":
         check_names_differ(self.sts)
+        if self.positives_above is not None and not self.sts:
+            raise ValueError("positives_above is about pairs with gold scores; name sets in `sts`")
         return self
 
     @property
@@ -232,9 +240,20 @@ class DevSettings(Settings):
         return [one.name for one in self.sts] or ["near pairs"]
 
     def check(self) -> None:
-        """Reads the sets that are files."""
+        """Reads the sets that are files.
+
+        Raises:
+            UserError: what is wrong with one, or none of its pairs is above `positives_above`.
+        """
         for one in self.sts:
             one.check()
+            if self.positives_above is not None and one.path is not None:
+                highest = load_sts(one).gold.max()
+                if highest <= self.positives_above:
+                    raise UserError(
+                        f"train.dev.positives_above is {self.positives_above:g}, and no pair of "
+                        f"'{one.name}' has a higher gold score (the highest: {highest:g})"
+                    )
 
 
 class TrainSettings(Settings):

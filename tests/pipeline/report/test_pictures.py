@@ -12,10 +12,10 @@ from stages.evaluate.resampling import Items
 AFTER, TEACHER = EncoderLabel("after", "after"), EncoderLabel("teacher", "t")
 
 
-def drawn(monkeypatch):
+def drawn(monkeypatch, module=pictures):
     """What is saved, as figures."""
     found = []
-    monkeypatch.setattr(pictures, "svg_text", lambda figure: found.append(figure) or "<svg>")
+    monkeypatch.setattr(module, "svg_text", lambda figure: found.append(figure) or "<svg>")
     return found
 
 
@@ -70,6 +70,20 @@ def test_alignment_is_drawn_against_uniformity(monkeypatch):
 def test_nothing_is_drawn_of_nothing(monkeypatch):
     monkeypatch.setattr(pictures, "items_of", lambda *_: {})
     assert pictures.pictures(None, Results([], [], {})) == []
+
+
+def test_the_path_of_alignment_and_uniformity_is_by_step(monkeypatch):
+    from pipeline.report import page
+
+    figures = drawn(monkeypatch, page)
+    rows = [{"step": step, "loss": 1.0} for step in range(1, 5)]
+    assert page._paths(rows) == ""
+    for row in rows[1::2]:
+        row |= {"uniformity/dev": -row["step"] / 2, "alignment/dev": 1 / row["step"]}
+    assert page._paths(rows) == "<svg>"
+    (points,) = figures[0].axes[0].collections
+    assert points.get_offsets().tolist() == [[-1.0, 0.5], [-2.0, 0.25]]
+    assert points.get_array().tolist() == [2, 4]
 
 
 def test_a_plug_ins_curve_may_lack_speeds():

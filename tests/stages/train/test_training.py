@@ -16,6 +16,7 @@ from stages.encoder.model import layer_stack
 from stages.encoder.settings import EncoderSettings
 from stages.encoder.tokenizer import pad
 from stages.errors import StorageError, UserError
+from stages.evaluate.geometry import score_geometry
 from stages.evaluate.sets import StsSettings, load_sts
 from stages.files import Root
 from stages.rows import FactorRows, TokenRows
@@ -406,6 +407,25 @@ def test_a_dev_score_that_is_no_number_never_wins(data, student_folder, monkeypa
     dev = {"sts": [{"name": "dev", "path": "unused"}], "every_steps": 5, "patience": 2}
     scored(monkeypatch, 75.0, NAN, NAN, 80.0)
     assert run(data, student_folder, settings_of(dev=dev)).progress.step == 15
+
+
+def test_alignment_and_uniformity_are_measured_as_it_trains(data, student_folder):
+    """They are what the finished student has; and weights are as without."""
+    dev = {"sts": [{"name": "dev", "path": "unused"}], "every_steps": 5, "positives_above": 0.5}
+    settings = settings_of(dev=dev, schedule="constant")
+    chosen = StudentSettings(model=str(student_folder), pooling="mean", max_length=16, device="cpu")
+    built = build_student(chosen, settings.objectives, settings.seed, False)
+    rows = list(Training(PlainEngine(built, settings), settings, data).rows())
+    looks = [row for row in rows if "dev_spearman" in row]
+    assert [row["step"] for row in looks] == [5, 10, 15, 20]
+    built.eval()  # at the last step
+    found = score_geometry(data.dev[0], 0.5, built.encoder.encode_unit)
+    for figure in found.figures:
+        assert looks[-1][f"{figure.name}/dev"] == pytest.approx(figure.value, abs=1e-3)
+        assert len({row[f"{figure.name}/dev"] for row in looks}) == 4
+    without = run(data, student_folder, settings_of(schedule="constant")).progress.history
+    assert [row["loss"] for row in without] == [row["loss"] for row in rows]
+    assert not any("alignment/dev" in row for row in without)
 
 
 def test_without_any_dev_score_the_last_step_is_the_result_and_that_is_said(
