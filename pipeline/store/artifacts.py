@@ -161,7 +161,8 @@ class ArtifactStore:
         Args:
             names: of what is in its folder.
         """
-        return AGAIN in names and self._again(folder)["instead_of"] == self._digest(folder)
+        note = self._again(folder) if AGAIN in names else None
+        return note is not None and note["instead_of"] == self._digest(folder)
 
     def begin_again(self, folder: str) -> None:
         """Forgets what is finished. What is published stays until the new one takes its place."""
@@ -173,7 +174,8 @@ class ArtifactStore:
 
     def begun_again(self, folder: str) -> bool:
         """Whether a `begin_again` was killed before all was forgotten."""
-        return self.root.exists(f"{folder}/{AGAIN}") and self._again(folder)["state"] != "begun"
+        note = self._again(folder)
+        return note is not None and note["state"] != "begun"
 
     def superseded(self, folder: str, names: Iterable[str]) -> list[str]:
         """Files of a published artifact that only its manifest of before it was made again named.
@@ -192,10 +194,15 @@ class ArtifactStore:
             note = {"instead_of": digest, "state": state}
             self.root.write(f"{folder}/{AGAIN}", json.dumps(note).encode())
 
-    def _again(self, folder: str) -> dict[str, str]:
+    def _again(self, folder: str) -> dict[str, str] | None:
+        """The note that it is made again; None where there is none, or none any more."""
         name = f"{folder}/{AGAIN}"
+        try:
+            data = self.root.read_now(name)
+        except FileNotFoundError:
+            return None
         with understood(self.root.shown(name)):
-            note = json.loads(self.root.read_now(name))
+            note = json.loads(data)
             return {key: str(note[key]) for key in ("instead_of", "state")}
 
     def _digest(self, folder: str) -> str:

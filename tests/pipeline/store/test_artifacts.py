@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.store.artifacts import ArtifactStore
+from pipeline.store.artifacts import AGAIN, MANIFEST, ArtifactStore
 from pipeline.store.manifest import new_manifest, shard_line
 from stages.errors import UserError
 
@@ -54,6 +54,16 @@ def test_a_shard_that_was_lost_and_made_again_is_finished(tmp_path):
     assert not store.finished_shards("embed/x-1")
     again = store.put_shard("embed/x-1", 0, {"a.npy": b"two"}, 3)
     assert store.finished_shards("embed/x-1") == {0: again}
+
+
+def test_what_was_made_again_while_somebody_looked_is_made(tmp_path):
+    """The note of it is listed, and gone before it is read."""
+    store = ArtifactStore(str(tmp_path))
+    publish(store, "embed/x-1")
+    listed = [MANIFEST, AGAIN]
+    assert not store.is_made_again("embed/x-1", listed) and not store.begun_again("embed/x-1")
+    store.begin_again("embed/x-1")
+    assert store.is_made_again("embed/x-1", listed)
 
 
 @pytest.mark.parametrize("damage", ["change", "remove"])
