@@ -29,6 +29,7 @@ from ray.tune.search import Searcher
 
 from pipeline.run.board import start_board
 from stages.errors import StorageError, UserError
+from stages.files import Root, storage_error
 from tune.actor import TrialActor
 from tune.assignment import Assignment
 from tune.definition import Search
@@ -153,10 +154,28 @@ def fit(
         )  # fmt: skip
 
     with _environment(QUIET_TUNE), _scratch(search, shared=param_space is not None) as place:
-        # it tries whether it can write there; an object store is given time
-        search.store.root.asked(lambda: tuner(place)).fit()
+        patiently(search.store.root, lambda: tuner(place).fit(), reports)
         if reports.error is not None:
             raise reports.error
+
+
+def patiently(root: Root, run: Callable[[], object], reports: "Reports") -> None:
+    """Runs Tune, which looks twice whether it can write before it begins trials: until then an
+    object store is given time.
+
+    Raises:
+        StorageError: it cannot be read or written while there are trials.
+    """
+
+    def begin() -> None:
+        try:
+            run()
+        except OSError as error:
+            if reports.begun:
+                raise storage_error(root.uri, error) from error
+            raise
+
+    root.asked(begin)
 
 
 @contextmanager
@@ -243,12 +262,17 @@ class Reports(NotSaved, Callback, ABC):
     """Keeps the newest result of every running trial, and its curve; writes down how trials end.
 
     error: the first that could not be. Tune prints what a callback raises, and goes on.
+    begun: whether there are trials.
     """
 
     def __init__(self) -> None:
         self.error: UserError | None = None
+        self.begun = False
         self._last: dict[str, dict[str, Any]] = {}
         self._curves: dict[str, Curve] = {}
+
+    def setup(self, *arguments: Any, **more: Any) -> None:
+        self.begun = True
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any

@@ -9,11 +9,13 @@ import pytest
 from ray.tune.search import ConcurrencyLimiter, Searcher
 
 from stages.errors import StorageError, UserError
+from stages.files import Root
+from stages.patience import Patience
 from tests.support.trials import RATE, trial
 from tune.actor import TrialActor
 from tune.assignment import Assignment
 from tune.population import MemberReports, Population
-from tune.ray_tune import make_scheduler, replay, run_trials
+from tune.ray_tune import Reports, make_scheduler, patiently, replay, run_trials
 from tune.resources import Reservation
 from tune.searchers import Listed
 from tune.trial_queue import TrialQueue
@@ -34,6 +36,28 @@ def actor_of(monkeypatch, search, rows, **settings):
     actor = TrialActor.__new__(TrialActor)
     actor.setup({"assignment": assignment}, board=None)
     return actor
+
+
+def test_an_object_store_is_given_time_until_trials_begin(tmp_path, monkeypatch):
+    """Afterwards Tune cannot be started again; what went wrong is told as the storage's."""
+    monkeypatch.setattr("stages.patience.LEAST_PAUSE", 0.001)
+    root, reports = Root(str(tmp_path)), Nothing()
+    root.is_local, root._patience = False, Patience("here")
+    times = []
+
+    def run():
+        times.append(len(times))
+        if len(times) == 3:
+            reports.setup()
+        raise OSError("AWS Error NETWORK_CONNECTION")
+
+    with pytest.raises(StorageError, match="NETWORK_CONNECTION"):
+        patiently(root, run, reports)
+    assert len(times) == 3
+
+
+class Nothing(Reports):
+    completed = died = None
 
 
 def test_an_actor_tells_tune_what_may_be_judged(make_search, monkeypatch):
