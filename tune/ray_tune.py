@@ -30,6 +30,7 @@ from ray.tune.search import Searcher
 from pipeline.run.board import start_board
 from stages.errors import StorageError, UserError
 from stages.files import Root, storage_error
+from stages.patience import is_transient
 from tune.actor import TrialActor
 from tune.assignment import Assignment
 from tune.definition import Search
@@ -171,7 +172,7 @@ def patiently(root: Root, run: Callable[[], object], reports: "Reports") -> None
         try:
             run()
         except OSError as error:
-            if reports.begun:
+            if reports.begun and is_transient(error):
                 raise storage_error(root.uri, error) from error
             raise
 

@@ -16,7 +16,7 @@ from stages.encoder.settings import EncoderSettings
 from stages.encoder.source import EncoderSource
 from stages.errors import UserError
 from stages.evaluate.settings import EvaluateSettings
-from stages.evaluate.stage import Evaluate
+from stages.evaluate.stage import Evaluate, known_to_mteb
 from stages.fields import RECIPE_PREFIX
 
 Out = Callable[[str], None]
@@ -77,12 +77,16 @@ def _nodes(
         if test.reads:
             continue
         stage = Evaluate(test, encoder, EncoderLabel("teacher", model), tests.max_length)
-        identity = stage.identity({})
+        stage = known_to_mteb(stage, Path(model).name, _fingerprint)
+        identity, fingerprint = stage.identity({}), _fingerprint(stage)
         title = re.sub(r"[^a-z0-9]+", "-", f"{Path(model).name}-{test.title}".lower()).strip("-")
-        fingerprint = fingerprint_of(stage, identity, [])
         name = f"evaluate:{model}:{test.title}"
         found.append(Node(name, "evaluate", stage, title, identity, "", {}, fingerprint, 0))
     return found
+
+
+def _fingerprint(stage: Evaluate) -> str:
+    return fingerprint_of(stage, stage.identity({}), [])
 
 
 def _located(model: str, store: ArtifactStore) -> str:

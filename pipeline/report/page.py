@@ -107,10 +107,10 @@ def _bars(results: Results) -> str:
 
 
 def _paths(history: list[dict[str, Any]]) -> str:
-    """Alignment against uniformity while it trained (Wang and Isola, Fig. 3), a picture for each
-    dev set; "" where they were not measured."""
-    sets = [key.partition("/")[2] for key in history[-1] if key.startswith("uniformity/")]
-    return "".join(_path(history, name) for name in sets)
+    """Alignment against uniformity while it trained (SimCSE, Fig. 2), a picture for each dev set;
+    "" where they were not measured."""
+    keys = dict.fromkeys(key for row in history for key in row if key.startswith("uniformity/"))
+    return "".join(_path(history, key.partition("/")[2]) for key in keys)
 
 
 def _path(history: list[dict[str, Any]], name: str) -> str:

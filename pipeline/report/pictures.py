@@ -98,7 +98,7 @@ def by_band(results: Results) -> str:
 
 
 def by_geometry(results: Results) -> str:
-    """Alignment of pairs that mean the same against uniformity of all (SimCSE, Fig. 2): better is
+    """Alignment of pairs that mean the same against uniformity of all (SimCSE, Fig. 3): better is
     lower in both; "" without such a test."""
     places = {
         label: (figures["uniformity"].value, figures["alignment"].value)

@@ -248,7 +248,7 @@ class Client(ABC, Generic[R, A, Found]):
         again: tuple[R, ...] = (request,)
         backoff_seconds = 0.0
         try:
-            self._journal.ready()
+            self._journal.ready(self._asked.concurrency)
             reply = await self._endpoint.post(request.body)
             answer = self.read(reply, request.body)
             if answer is not None:

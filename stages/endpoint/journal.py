@@ -6,8 +6,9 @@
 The key is a digest of the request's body. Where it was sent and with which key is no part of it:
 the model's name says what answers. Whoever opens the journal reads all files, other recipes' too.
 
-Locally a journal holds 8 MiB of the disk from the first request on, and gives them back when the
-disk is full: answers on their way then are paid for, and have their place.
+Locally a journal holds some of the disk from the first request on, and gives it back when the disk
+is full: answers on their way then are paid for, and have their place, unless others take it. It
+holds 8 MiB, or twice what as many answers take as are under way, by the longest so far.
 
 Memory: about 230 bytes an answer (digest, file, place); the answers stay on disk. What a killed
 process wrote last may be torn, and is skipped. A machine that loses power may lose what its file
@@ -30,7 +31,7 @@ from typing import IO, Any, Generic, Protocol, TypeVar
 from stages.files import Root, storage_error, storage_errors
 
 SECONDS_IN_SEGMENT = 1.0
-# Of the disk: 32 requests under way for 64 vectors each, 1,024 wide, in base64 have 6 MB
+# Of the disk, at least: before the first answer nobody knows how long they are
 BYTES_RESERVED = 8 << 20
 SEGMENTS_KEPT = 8  # in memory, of those that were read again
 
@@ -85,6 +86,7 @@ class Journal(Generic[A]):
         self._spent: dict[str, Spent] = defaultdict(Spent)
         self._file: io.FileIO | None = None
         self._reserve: IO[bytes] | None = None
+        self._longest = 0  # bytes of what was added at once
         self._segment, self._num_segments, self._segment_since = bytearray(), 0, 0.0
         self._segments_read: dict[str, bytes] = {}
         for name in root.list(folder):
@@ -133,55 +135,79 @@ class Journal(Generic[A]):
         return self._segments_read[name]
 
     def add(self, answers: Iterable[tuple[bytes, A]]) -> None:
-        """Keeps answers. Locally they are on their way to the disk when this returns."""
+        """Keeps answers. Locally they are on their way to the disk when this returns.
+
+        Raises:
+            StorageError: they are not kept; or the disk is full, and they are.
+        """
+        given = list(answers)
+        lines = [self._line(*one) for one in given]
         if not self._root.is_local:
             self._segment_since = self._segment_since if self._segment else time.monotonic()
-            self._segment += self._lines(answers, self._segment_name, len(self._segment))
+            self._note(given, lines, self._segment_name, len(self._segment))
+            self._segment += b"".join(lines)
             self.flush(SECONDS_IN_SEGMENT)
             return
-        self.ready()
+        if self._file is None:
+            self.ready()
         assert self._file is not None
-        lines = memoryview(self._lines(answers, f"{self._name}.jsonl", self._file.tell()))
-        full: OSError | None = None
-        while lines:
+        start = self._file.tell()
+        full = self._write(b"".join(lines), start)
+        self._note(given, lines, f"{self._name}.jsonl", start)
+        self._longest = max(self._longest, sum(map(len, lines)))
+        if full is not None:
+            raise storage_error(self._root.uri, full)
+
+    def _write(self, data: bytes, start: int) -> OSError | None:
+        """Writes all or, with an error, nothing; returns why what was held had to be given back."""
+        assert self._file is not None
+        left, full = memoryview(data), None
+        while left:
             try:
-                lines = lines[self._file.write(lines) :]
+                left = left[self._file.write(left) :]
             except OSError as error:
                 if self._reserve is None or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    self._file.truncate(start)  # half a line would spoil the next one
+                    self._file.seek(start)
                     raise storage_error(self._root.uri, error) from None
+                self._reserve.truncate(0)
                 self._reserve.close()
                 self._reserve, full = None, error
-        if full is not None:
-            raise storage_error(self._root.uri, full) from None
+        return full
 
-    def ready(self) -> None:
-        """Before anything is paid for: makes the file, and holds room for what will be on its way.
+    def _note(
+        self, answers: Iterable[tuple[bytes, A]], lines: Iterable[bytes], name: str, offset: int
+    ) -> None:
+        """That their lines are in file `name`, from `offset` on."""
+        for (key, answer), line in zip(answers, lines, strict=True):
+            self._spent[self._owner].add(answer)
+            self._place[key] = (name, offset, len(line))
+            offset += len(line)
+
+    def _line(self, key: bytes, answer: A) -> bytes:
+        row = {"key": key.hex(), "owner": self._owner, "answer": vars(answer)}
+        return json.dumps(row).encode() + b"\n"
+
+    def ready(self, under_way: int = 1) -> None:
+        """Before anything is paid for: makes the file, and holds room for so many answers.
 
         Raises:
             StorageError: it cannot be written, or there is no room.
         """
-        if self._file is not None or not self._root.is_local:
+        if not self._root.is_local:
             return
-        name = f"{self._folder}/{self._name}.jsonl"
-        self._root.write(name, b"")  # makes the folder, errors for people
+        folder = self._root.path(self._folder)
         with storage_errors(self._root.uri):
-            # a file without a name: whoever is killed leaves nothing
-            reserve = tempfile.TemporaryFile(dir=self._root.path(self._folder))  # noqa: SIM115
-            reserve.write(os.urandom(BYTES_RESERVED))  # some file systems keep zeros in no room
-            reserve.flush()
-            self._reserve = reserve
-            self._file = open(self._root.path(name), "ab", buffering=0)  # noqa: SIM115
-
-    def _lines(self, answers: Iterable[tuple[bytes, A]], name: str, offset: int) -> bytes:
-        """The answers' lines, which will be in file `name` from `offset` on."""
-        lines = bytearray()
-        for key, answer in answers:
-            self._spent[self._owner].add(answer)
-            row = {"key": key.hex(), "owner": self._owner, "answer": vars(answer)}
-            line = json.dumps(row).encode() + b"\n"
-            self._place[key] = (name, offset + len(lines), len(line))
-            lines += line
-        return bytes(lines)
+            if self._reserve is None:
+                os.makedirs(folder, exist_ok=True)
+                # a file without a name: whoever is killed leaves nothing
+                self._reserve = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+            wanted = max(BYTES_RESERVED, 2 * under_way * self._longest)
+            while (lacking := wanted - self._reserve.tell()) > 0:
+                # some file systems keep zeros in no room
+                self._reserve.write(os.urandom(min(lacking, BYTES_RESERVED)))
+            if self._file is None:
+                self._file = open(f"{folder}/{self._name}.jsonl", "ab", buffering=0)  # noqa: SIM115
 
     def flush(self, older_than: float = 0.0) -> None:
         """Writes what is held for an object store, if it has been held that many seconds."""

@@ -39,7 +39,7 @@ class Tested:
         only (see `Evaluation.reads_model`).
     encode_documents: the teacher's, where it is the one that embeds documents (or second sentences)
         in a space that it shares with the student; None for `encode` itself.
-    known_as: name and revision that others keep its figures under; None where nobody does.
+    known_as: its name and revision in MTEB's cache of results; None where it has none there.
     """
 
     encode: Encode
@@ -102,12 +102,6 @@ class Evaluation(Settings):
     def reads_model(self) -> bool:
         """Whether it looks at `Tested.model`; it is then no test for variants of the student."""
         return False
-
-    @property
-    def for_others(self) -> "Evaluation | None":
-        """Where others keep figures of an encoder, beside ours: any test of theirs, whose
-        fingerprint then is the encoder's revision there."""
-        return None
 
     def described(self) -> dict[str, Any]:
         """What decides its figures: class, settings and plug-in."""

@@ -4,6 +4,7 @@ import numpy as np
 from pydantic import Field
 
 from stages.contract import Figure, Work
+from stages.errors import UserError
 from stages.evaluate.base import Encode, Evaluation, Result, Tested
 from stages.evaluate.resampling import Items, interval_of_mean, pseudo_values_of_pairs
 from stages.evaluate.sets import StsSet, StsSettings, load_sts
@@ -51,6 +52,15 @@ def score_geometry(pairs: StsSet, positives_above: float, encode: Encode) -> Res
         (("num_positives", int(same.sum())),),
         {name: Items("mean", several) for name, several in values.items() if len(several)},
     )  # fmt: skip
+
+
+def check_positives(pairs: StsSet, positives_above: float, where: str) -> None:
+    """Raises UserError: no pair means the same."""
+    if not (pairs.gold > positives_above).any():
+        raise UserError(
+            f"{where}.positives_above is {positives_above:g}, and no pair of '{pairs.name}' has a "
+            f"higher gold score (the highest: {pairs.gold.max():g})"
+        )
 
 
 def geometry(

@@ -48,10 +48,6 @@ class MtebTest(MtebTask, Evaluation):
     cache: StoragePath | None = execution(None, description="`evaluate.mteb_cache`.")
 
     @property
-    def for_others(self) -> "MtebTest | None":
-        return MtebTest(task="any") if self.cache is not None else None
-
-    @property
     def title(self) -> str:
         return f"mteb-{self.task}"
 
@@ -64,12 +60,12 @@ class MtebTest(MtebTask, Evaluation):
         need("mteb", f"evaluate.mteb '{self.task}'")
         self.load()
         if self.cache is not None:
-            place = Path(self.cache)
-            there = next(one for one in (place, *place.parents) if one.exists())
+            results = Path(self.cache, "results")  # where MTEB writes
+            there = next(one for one in (results, *results.parents) if os.path.exists(one))
             if "://" in self.cache or not (there.is_dir() and os.access(there, os.W_OK)):
                 raise UserError(
-                    f"evaluate.mteb_cache '{self.cache}': MTEB cannot write a folder there; name "
-                    "another one, or leave it out"
+                    f"evaluate.mteb_cache '{self.cache}': MTEB cannot write there; name another "
+                    "folder, or leave it out"
                 )
 
     def load(self) -> Any:
@@ -91,19 +87,19 @@ class MtebTest(MtebTask, Evaluation):
 
         task, model = self.load(), _Model(tested)
         work.say(f"{self.task}: MTEB {mteb.__version__}")
-        cache = mteb.ResultCache(self.cache) if self.cache is not None else None
-        found = self._known(cache, model, task) if cache is not None else None
-        if found is None:
-            try:
-                task.load_data()
-            except (OSError, ValueError) as error:  # no network, no such data set, a private one
-                raise UserError(
-                    f"evaluate.mteb '{self.task}': its data set "
-                    f"{task.metadata.dataset.get('path')} cannot be had ({str(error)[:300]})"
-                ) from error
-            (found,) = mteb.evaluate(
-                model, task, cache=cache, co2_tracker=False, show_progress_bar=False
-            ).task_results
+        cached = self.cache is not None and tested.known_as is not None
+        known = self._known(model, work) if cached else None
+        if known is None or known.get_missing_evaluations(task):
+            found = self._evaluated(model, task)
+            if cached:
+                whole = known.merge(found) if known and known.is_mergeable(found) else found
+                try:
+                    mteb.ResultCache(self.cache).save_to_cache(whole, model.mteb_model_meta)
+                except OSError as error:  # the figures are there; the artifact will have them
+                    work.say(f"WARNING: not put into MTEB's cache: {error}", important=True)
+        else:
+            work.say(f"{self.task}: from MTEB's cache in {self.cache}")
+            found = known
         found = found.validate_and_filter_scores(task)  # a cache may have other languages too
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / f"{self.task}.json"
@@ -116,16 +112,34 @@ class MtebTest(MtebTask, Evaluation):
         note = f"{self.task}: main score x 100 of MTEB {mteb.__version__} ({task.metadata.type})."
         return Result([figure], (note,), files=files)
 
-    def _known(self, cache: Any, model: "_Model", task: Any) -> Any:
-        """What the cache has of the model and all of the task, if it has."""
+    def _evaluated(self, model: "_Model", task: Any) -> Any:
+        import mteb
+
         try:
-            found = cache.load_task_result(self.task, model.mteb_model_meta)
-        except Exception as error:  # its reader stumbles in many ways
-            file = cache.get_task_result_path(self.task, model.mteb_model_meta)
+            for one in task.metadata.tasks if task.is_aggregate else [task]:
+                one.load_data()
+        except (OSError, ValueError) as error:  # no network, no such data set, a private one
             raise UserError(
-                f"'{file}' is no result of MTEB ({type(error).__name__}); delete it"
+                f"evaluate.mteb '{self.task}': its data set "
+                f"{one.metadata.dataset.get('path')} cannot be had ({str(error)[:300]})"
             ) from error
-        return None if found is None or found.get_missing_evaluations(task) else found
+        (found,) = mteb.evaluate(
+            model, task, cache=None, co2_tracker=False, show_progress_bar=False
+        ).task_results
+        return found
+
+    def _known(self, model: "_Model", work: Work) -> Any:
+        """What the cache has of the model, maybe of some of the task's languages only."""
+        import mteb
+
+        try:
+            return mteb.ResultCache(self.cache).load_task_result(self.task, model.mteb_model_meta)
+        except Exception as error:  # MTEB writes files in place, and stumbles in many ways
+            work.say(
+                f"WARNING: MTEB's cache in {self.cache} cannot be read ({type(error).__name__}: "
+                f"{error}): a file is cut, or being written; {self.task} is run", important=True,
+            )  # fmt: skip
+            return None
 
 
 def _of_experiments(found: Any, task: Any) -> tuple[float, float] | None:

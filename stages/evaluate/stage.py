@@ -3,7 +3,7 @@
 import json
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from stages.evaluate.agreement import agreement_tests
 from stages.evaluate.base import Encode, Evaluation, Tested
 from stages.evaluate.baselines import BaselineSettings, WordsSource, WordVectors, whitened
 from stages.evaluate.bm25 import Bm25
+from stages.evaluate.mteb_tasks import MtebTest
 from stages.evaluate.remembered import Remembered
 from stages.evaluate.resampling import write_items
 from stages.kinds import Kinds
@@ -285,8 +286,15 @@ def _add(
     slug = re.sub(r"[^a-z0-9]+", "-", named_test.lower()).strip("-") or "test"
     name = f"evaluate:{stage.label.name}{suffix}:{named_test}"
     title += suffix.replace("+", "-")
-    if (any_other := stage.test.for_others) is not None:
-        revision = graph.fingerprint(replace(stage, test=any_other), inputs)[:16]
-        called = f"{title}-before" if stage.label.role == "before" else title
-        stage = replace(stage, known_as=(f"sentray/{called}", revision))
+    called = f"{title}-before" if stage.label.role == "before" else title
+    stage = known_to_mteb(stage, called, lambda one: graph.fingerprint(one, inputs))
     graph.add(name, stage, inputs, f"{title}-{slug}", where)
+
+
+def known_to_mteb(stage: Evaluate, called: str, fingerprint: Callable[[Evaluate], str]) -> Evaluate:
+    """The stage with its encoder's name and revision in MTEB's cache, where that is used. The
+    revision is the fingerprint of no task: of all that decides vectors, and MTEB's version."""
+    if not (isinstance(stage.test, MtebTest) and stage.test.cache):
+        return stage
+    whatever = replace(stage, test=MtebTest(task="any"))
+    return replace(stage, known_as=(f"sentray/{called}", fingerprint(whatever)[:16]))

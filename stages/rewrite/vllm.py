@@ -49,6 +49,7 @@ def rewritten_offline(
             yield (shard, place), read_answer(settings, answer)
     if not missing:
         return
+    journal.ready()
     import ray
 
     def prompts(row: dict[str, Any]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from stages.evaluate.agreement import (
     pairs_of_bands,
     teachers_similarities,
 )
-from stages.evaluate.geometry import geometry, mean
+from stages.evaluate.geometry import check_positives, geometry, mean
 from stages.evaluate.sets import StsSet
 from stages.evaluate.sts import spearman
 from stages.rows import unit_rows
@@ -45,6 +45,9 @@ class DevSets:
         texts = dict.fromkeys(text for one in dev for text in one.sentence1 + one.sentence2)
         self._row_of = {text: row for row, text in enumerate(texts)}
         self._sets, self._positives_above = dev, positives_above
+        if positives_above is not None:
+            for one in dev:  # a data set of the hub is first read here
+                check_positives(one, positives_above, "train.dev")
         self.geometry: dict[str, float] = {}
         self._vectors = _Vectors(engine, tokenizer(list(texts)))
 

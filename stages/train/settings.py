@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from stages.encoder.settings import EncoderSettings
 from stages.errors import UserError
+from stages.evaluate.geometry import check_positives
 from stages.evaluate.sets import StsSettings, check_names_differ, load_sts
 from stages.fields import Seed
 from stages.settings import Extensible, Settings, added, execution
@@ -248,12 +249,7 @@ class DevSettings(Settings):
         for one in self.sts:
             one.check()
             if self.positives_above is not None and one.path is not None:
-                highest = load_sts(one).gold.max()
-                if highest <= self.positives_above:
-                    raise UserError(
-                        f"train.dev.positives_above is {self.positives_above:g}, and no pair of "
-                        f"'{one.name}' has a higher gold score (the highest: {highest:g})"
-                    )
+                check_positives(load_sts(one), self.positives_above, "train.dev")
 
 
 class TrainSettings(Settings):

@@ -111,37 +111,68 @@ def test_the_journal_finds_answers_of_others_and_skips_torn_lines(tmp_path):
 
 
 class SmallDisk(io.FileIO):
-    """A file on a disk with room for so many bytes, and for more once something is given back."""
+    """A file on a disk with `room` for so many bytes."""
 
-    room = 100
-    is_held = staticmethod(lambda: True)
+    room = 0
 
     def write(self, data):
-        data = data[: self.room if self.is_held() else None]
+        data = data[: self.room]
         if not data:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        SmallDisk.room -= len(data)
+        self.room -= len(data)
         return super().write(data)
 
 
-def test_answers_that_are_paid_for_have_room_on_a_full_disk(tmp_path, monkeypatch):
-    root = Root(str(tmp_path))
-    journal = Journal(root, "answers", "me", Answer)
+@pytest.fixture
+def paid(tmp_path):
+    """A journal on a full disk, its file, and answers that are on their way."""
+    journal = Journal(Root(str(tmp_path)), "answers", "me", Answer)
     journal.ready()
     (file,) = (tmp_path / "answers").iterdir()  # what is held has no name to be left behind
-    reserve = journal._reserve
-    assert os.fstat(reserve.fileno()).st_blocks * 512 >= BYTES_RESERVED
-    monkeypatch.setattr(SmallDisk, "is_held", staticmethod(lambda: not reserve.closed))
     journal._file = SmallDisk(file, "ab")
-    keys = [request_key({"n": number}) for number in range(5)]
-    answers = [Answer(f"“{number}”", "stop", number, 1) for number in range(5)]
+    answers = [(request_key({"n": n}), Answer(f"“{n}”", "stop", n, 1)) for n in range(5)]
+    return journal, answers, lambda: Journal(Root(str(tmp_path)), "answers", "me", Answer)
+
+
+def test_answers_that_are_paid_for_have_room_on_a_full_disk(paid, monkeypatch):
+    journal, answers, again = paid
+    room = os.fstat(journal._reserve.fileno()).st_blocks * 512
+    assert room >= BYTES_RESERVED
+    journal._file.room = 20  # in the middle of a line
+    close = journal._reserve.close
+    monkeypatch.setattr(
+        journal._reserve, "close", lambda: close() or setattr(journal._file, "room", room)
+    )
     with pytest.raises(UserError, match="the disk is full"):  # so that no more are asked for
-        journal.add([(keys[0], answers[0])])
-    assert reserve.closed
-    for number in range(1, 5):  # those that were on their way
-        journal.add([(keys[number], answers[number])])
-    again = Journal(root, "answers", "me", Answer)
-    assert [again.get(key) for key in keys] == answers
+        journal.add(answers[:1])
+    for one in answers[1:]:  # those that were on their way
+        journal.add([one])
+    for found in (journal, again()):
+        assert [found.get(key) for key, _ in answers] == [answer for _, answer in answers]
+
+
+def test_half_an_answer_does_not_spoil_the_next_one(paid, monkeypatch):
+    """Where others took what was given back."""
+    journal, answers, again = paid
+    journal._file.room = 20
+    for one in answers[:2]:
+        with pytest.raises(UserError, match="the disk is full"):
+            journal.add([one])
+    journal._file.room = 1000
+    journal.add(answers[2:])
+    for found in (journal, again()):
+        kept = [None, None, *(answer for _, answer in answers[2:])]
+        assert [found.get(key) for key, _ in answers] == kept
+        assert found.spent().requests == 3
+
+
+def test_room_is_held_for_as_many_answers_as_are_under_way(tmp_path):
+    journal = Journal(Root(str(tmp_path)), "answers", "me", Answer)
+    journal.ready(64)
+    assert os.fstat(journal._reserve.fileno()).st_size == BYTES_RESERVED
+    journal.add([(request_key({}), Answer("x" * (1 << 17), "stop", 1, 1))])
+    journal.ready(64)
+    assert os.fstat(journal._reserve.fileno()).st_size >= 64 << 17
 
 
 def test_answers_for_an_object_store_are_found_before_and_after_they_are_written(

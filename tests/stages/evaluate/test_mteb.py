@@ -3,12 +3,12 @@
 import importlib
 import json
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from pipeline.compare.models import evaluate_models
 from pipeline.plan.graph import build_graph
 from stages.contract import EncoderLabel
 from stages.encoder.config import normalizes
@@ -147,10 +147,84 @@ def test_mtebs_cache_gives_and_gets_results(local_task, model, tmp_path, monkeyp
     with pytest.raises(pytest.fail.Exception, match="was known"):
         cached.score(replace(tested, known_as=("sentray/mine", "2")), SILENT)
 
-    (file,) = Path(cache, "results/sentray__mine/1").glob(f"{local_task}.json")
-    file.write_text("{}")
-    with pytest.raises(UserError, match=f"'{file}' is no result of MTEB .*; delete it"):
-        cached.score(tested, SILENT)
+
+def test_encoders_that_have_no_name_there_share_nothing(local_task, tmp_path):
+    """Variants of a student, say."""
+    test = MtebTest(task=local_task, cache=str(tmp_path / "cache"))
+    for value in (1.0, 2.0):
+        asked = []
+
+        def encode(texts, kinds=None, value=value, asked=asked):
+            asked.append(len(texts))
+            return np.full((len(texts), 2), value, dtype=np.float32)
+
+        test.score(base.Tested(encode, None), SILENT)
+        assert asked
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("trouble", ["a cut file", "a file for a folder"])
+def test_a_cache_in_disorder_costs_no_figures(local_task, model, tmp_path, trouble):
+    said, cache = [], tmp_path / "cache"
+    test = MtebTest(task=local_task, cache=str(cache))
+    tested = replace(encoder_of(model), known_as=("sentray/mine", "1"))
+    work = SimpleNamespace(say=lambda text, important=False: said.append(text) if important else 0)
+    if trouble == "a cut file":
+        (first,) = test.score(tested, work).figures
+        (file,) = cache.glob(f"results/sentray__mine/1/{local_task}.json")
+        whole = file.read_text()
+        file.write_text(whole[:100])
+    else:
+        (first,) = MtebTest(task=local_task).score(tested, work).figures
+        cache.mkdir()
+        (cache / "results").touch()
+    (again,) = test.score(tested, work).figures
+    assert again == first
+    if trouble == "a cut file":
+        assert json.loads(file.read_text()).keys() == json.loads(whole).keys()  # mended
+        assert len(said) == 1 and "cannot be read" in said[0]
+    else:
+        assert said[-1].startswith("WARNING: not put into MTEB's cache")
+
+
+def test_models_that_are_compared_have_their_own_results(local_task, tmp_path, monkeypatch):
+    """Below their names; the same model is not asked again."""
+    cache = tmp_path / "cache"
+    tests = EvaluateSettings.model_validate(
+        {"mteb": [local_task], "mteb_cache": str(cache), "max_length": 32}
+    )
+    models = [str(make_pipeline(tmp_path / name, pooling(name))) for name in ("mean", "cls")]
+
+    def measured(storage, settings=tests):
+        found = evaluate_models(models, settings, str(tmp_path / storage), lambda _: None)
+        return [found.figures(label)[local_task].value for label in found.encoders]
+
+    plain = measured("a", tests.model_copy(update={"mteb_cache": None}))
+    assert plain[0] != plain[1]
+    assert measured("b") == plain
+    assert len(list(cache.glob(f"results/*/*/{local_task}.json"))) == 2
+    monkeypatch.setattr(TASKS[local_task], "load_data", lambda *_, **__: pytest.fail("was known"))
+    assert measured("c") == pytest.approx(plain, abs=1e-3)
+
+
+def test_a_task_of_tasks(local_task, two_languages, model, monkeypatch):
+    from mteb.abstasks.aggregate_task_metadata import AggregateTaskMetadata
+    from mteb.abstasks.aggregated_task import AbsTaskAggregate
+
+    parts = [TASKS[name]() for name in (local_task, two_languages)]
+
+    class Both(AbsTaskAggregate):
+        metadata = AggregateTaskMetadata(
+            name="Both", description="made up", reference=None, tasks=parts,
+            main_score="accuracy", type="Classification", eval_splits=["test"],
+        )  # fmt: skip
+
+    monkeypatch.setitem(TASKS, "Both", Both)
+    tested = encoder_of(model)
+    (figure,) = MtebTest(task="Both").score(tested, SILENT).figures
+    each = [MtebTest(task=name).score(tested, SILENT).figures[0].value
+            for name in (local_task, two_languages)]  # fmt: skip
+    assert figure.value == pytest.approx(np.mean(each))
 
 
 def test_a_cached_result_is_of_the_languages_that_are_asked_for(two_languages, model, tmp_path):
@@ -224,7 +298,7 @@ def test_queries_and_documents_get_their_own_prompts(local_task):
 def test_a_cache_that_cannot_be_written(local_task, tmp_path, cache):
     (tmp_path / "file").touch()
     MtebTest(task=local_task, cache=str(tmp_path / "new" / "folder")).check()
-    with pytest.raises(UserError, match="evaluate.mteb_cache .*: MTEB cannot write a folder there"):
+    with pytest.raises(UserError, match="evaluate.mteb_cache .*: MTEB cannot write there"):
         MtebTest(task=local_task, cache=cache.format(tmp_path)).check()
     assert [one.name for one in tmp_path.iterdir()] == ["file"]
 

@@ -194,7 +194,7 @@ print(len({ref for ref, _ in found}), sum(outcome.reason is None for _, outcome 
 
 
 def test_nothing_is_asked_for_on_a_disk_without_room(serve, tmp_path, monkeypatch):
-    def full(dir):
+    def full(**_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("stages.endpoint.journal.tempfile.TemporaryFile", full)
@@ -202,6 +202,7 @@ def test_nothing_is_asked_for_on_a_disk_without_room(serve, tmp_path, monkeypatc
     with pytest.raises(UserError, match="the disk is full"):
         ask(server, tmp_path, ["A cat.", "A dog."])
     assert not server.bodies
+    assert not [*(tmp_path / "answers").iterdir()]
 
 
 def test_killed_twice_in_the_middle_no_answer_is_paid_twice(serve, tmp_path):
