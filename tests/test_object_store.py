@@ -44,10 +44,9 @@ def test_artifacts_and_checkpoints_on_s3(bucket, tmp_path):
         checkpoints.save(step, partial(write_number, step), state)
     assert store.root.list("work/train") == ["step-000010", "step-000015"]
     newest = checkpoints.newest()
-    assert checkpoints.state(newest)["step"] == 15
-    found = []
-    checkpoints.load(newest, lambda f: found.append((f / "w.bin").read_bytes()))
-    assert found == [b"15"]
+    with checkpoints.opened(newest) as found:
+        assert found.state["step"] == 15
+        assert (found.folder / "w.bin").read_bytes() == b"15"
 
 
 def test_an_object_in_no_bucket_is_not_created(bucket):

@@ -158,3 +158,5 @@ class TrialActor(Trainable):
 
         self._rows = self._open()
         self._training.resume(Checkpoints(Root(str(checkpoint)), "member"))
+        if self._training.continued is None:
+            raise StorageError(f"the state of a member in {checkpoint} is damaged")

@@ -1,6 +1,7 @@
 """What a storage root holds, by one listing, and which of it somebody may still need."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,9 @@ from stages.files import Root, half_written
 SCRATCH, LEASES, HISTORY, SEARCHES = "work", "leases", "history", "tune"
 JOURNALS = ("answers", "embeddings")
 STUDENTS = "students"  # links, and model cards
+# What every run leaves, and what artifacts hold
+RUN = re.compile(rf"{HISTORY}/[^/]+/\d{{8}}T\d{{12}}/")
+OURS = re.compile(r"shards/(\d{5}|ledger-)|files/[0-9a-f]{8}/")
 OTHERS = (SCRATCH, LEASES, HISTORY, SEARCHES, *JOURNALS)
 
 
@@ -31,6 +35,11 @@ class Folder:
     @property
     def published(self) -> bool:
         return MANIFEST in self.files
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it has what an artifact has, and not a like name only."""
+        return any(name == MANIFEST or OURS.match(name) for name in self.files)
 
 
 @dataclass
@@ -62,13 +71,15 @@ def contents(storage: str) -> Contents:
         UserError: it is none.
     """
     store = ArtifactStore(storage)
-    if not store.root.list(HISTORY):
+    sizes = store.root.sizes("")
+    if not any(RUN.match(path) for path in sizes):
         raise UserError(
-            f"storage '{storage}': no recipe has run here (there is no folder `{HISTORY}`), so "
-            "nothing of it is looked at; name the folder or address that recipes have as `storage`"
+            f"storage '{storage}': no recipe has run here (there is nothing of a run in a folder "
+            f"`{HISTORY}`), so nothing of it is looked at; name the folder or address that recipes "
+            "have as `storage`"
         )
     found = Contents(store)
-    for path, num_bytes in store.root.sizes("").items():
+    for path, num_bytes in sizes.items():
         parts = path.split("/")
         if parts[0] == STUDENTS:
             continue
@@ -80,6 +91,9 @@ def contents(storage: str) -> Contents:
             _add(found.artifacts, parts, num_bytes)
         else:
             found.others[parts[0]] = found.others.get(parts[0], 0) + num_bytes
+    for folder in [name for name, one in found.artifacts.items() if not one.is_ours]:
+        kind, size = folder.partition("/")[0], found.artifacts.pop(folder).num_bytes
+        found.others[kind] = found.others.get(kind, 0) + size
     return found
 
 

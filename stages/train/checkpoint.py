@@ -2,17 +2,20 @@
 
 The first worker writes the state under `step-000500-3f9a1c2b/`, whose last digits are the
 attempt's, so that a process that was thought dead cannot write into another's; and `complete.json`
-there, last. A checkpoint without it does not exist. Ray Train's own registry is not used to resume:
+there, last, with SHA-256 of all files. A checkpoint without it does not exist, and one that has
+changed since is not read. Ray Train's own registry is not used to resume:
 a report just before a kill can be lost (the newest complete folder cannot). The newest two are
 kept.
 
     best-000400-3f9a1c2b/    the best weights so far, once for all checkpoints that have them
 """
 
+import hashlib
 import json
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,9 +23,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from stages.files import Root, understood
+from stages.files import Root
 
 MARKER = "complete.json"
+WEIGHTS = "weights.safetensors"
 NUM_KEPT = 2
 
 
@@ -42,6 +46,14 @@ class Saved(NamedTuple):
     attempt: int
 
 
+class Found(NamedTuple):
+    """A checkpoint as it is read: the loop's state, files, and the best weights, if any."""
+
+    state: dict[str, Any]
+    folder: Path
+    best: dict[str, Tensor] | None
+
+
 class Checkpoints:
     """The checkpoints of one training, in `folder` under a storage root.
 
@@ -54,6 +66,7 @@ class Checkpoints:
         self._folder = folder
         self._attempt = int(attempt or "0", 16)
         self._bests: dict[int, str] = {}  # of the checkpoints saved or loaded here, by their step
+        self._digests: dict[str, dict[str, str]] = {}  # of the best weights by their name
 
     def save(
         self,
@@ -72,9 +85,13 @@ class Checkpoints:
         name = self._name(Saved(step, self._attempt))
         with self._root.filled_folder(name) as local:
             write(local)
-        state = state | {"best": self._put_best(*best) if best else ""}
-        self._bests[step] = state["best"]
-        self._root.write(f"{name}/{MARKER}", json.dumps(state).encode())
+            files = _digests(local)
+        best_name = self._put_best(*best) if best else ""
+        state = state | {
+            "files": files, "best": best_name, "best_files": self._digests.get(best_name, {}),
+        }  # fmt: skip
+        self._bests[step] = best_name
+        self._root.write(f"{name}/{MARKER}", _sealed(state))
         self._forget()
 
     def _put_best(self, step: int, weights: dict[str, Tensor]) -> str:
@@ -82,7 +99,8 @@ class Checkpoints:
         name = f"best-{step:06d}-{self._attempt:08x}"
         if name not in self._bests.values():
             with self._root.filled_folder(f"{self._folder}/{name}") as local:
-                write_tensors(weights, local / "weights.safetensors")
+                write_tensors(weights, local / WEIGHTS)
+                self._digests[name] = _digests(local)
         return name
 
     def _forget(self) -> None:
@@ -95,37 +113,38 @@ class Checkpoints:
                 self._root.delete(f"{self._folder}/{name}")
         self._bests = kept
 
-    def newest(self) -> "Saved":
-        """The newest complete checkpoint; of step 0 when there is none."""
-        return max(self._complete(), default=Saved(0, 0))
+    def newest(self, before: "Saved | None" = None) -> "Saved":
+        """The newest complete checkpoint, maybe of those before one; of step 0 if there is none."""
+        found = [one for one in self._complete() if before is None or one < before]
+        return max(found, default=Saved(0, 0))
 
-    def state(self, saved: "Saved") -> dict[str, Any]:
-        """The loop's state at a complete checkpoint.
+    @contextmanager
+    def opened(self, saved: "Saved") -> Iterator[Found | None]:
+        """A complete checkpoint with its files in a local folder; None where one is not as it was
+        written. (Older versions did not say how that was.)"""
+        with tempfile.TemporaryDirectory() as local:
+            yield self._fetched(saved, Path(local, "state"), Path(local, "best"))
 
-        Raises:
-            StorageError: it is damaged.
-        """
-        name = f"{self._name(saved)}/{MARKER}"
-        with understood(self._root.shown(name)):
-            state: dict[str, Any] = json.loads(self._root.read(name))
-            self._bests[saved.step] = str(state.pop("best"))
+    def _fetched(self, saved: "Saved", folder: Path, best: Path) -> Found | None:
+        try:
+            state = _unsealed(self._root.read(f"{self._name(saved)}/{MARKER}"))
+            name = state.pop("best")
+            digests = [state.pop("files", None), state.pop("best_files", None)]
             state["layout"].items()
-        return state
-
-    def load(self, saved: "Saved", read: Callable[[Path], None]) -> None:
-        """Hands a checkpoint's files, in a local folder, to `read`."""
-        with tempfile.TemporaryDirectory() as local:
-            self._root.get_folder(self._name(saved), Path(local))
-            read(Path(local))
-
-    def best(self, saved: "Saved") -> dict[str, Tensor] | None:
-        """The best weights so far at a checkpoint whose state was read; None: there were none."""
-        name = self._bests[saved.step]
-        if not name:
+        except (ValueError, TypeError, AttributeError, KeyError):
             return None
-        with tempfile.TemporaryDirectory() as local:
-            self._root.get_folder(f"{self._folder}/{name}", Path(local))
-            return load_file(Path(local) / "weights.safetensors")
+        written = [(self._name(saved), folder, digests[0])]
+        written += [(f"{self._folder}/{name}", best, digests[1])] * bool(name)
+        for place, here, known in written:
+            here.mkdir()
+            self._root.get_folder(place, here)
+            if known is not None and _digests(here, but=MARKER) != known:
+                return None
+        self._bests[saved.step] = name
+        if not name:
+            return Found(state, folder, None)
+        self._digests[name] = digests[1] or {}
+        return Found(state, folder, load_file(best / WEIGHTS))
 
     def _name(self, saved: "Saved") -> str:
         attempt = f"-{saved.attempt:08x}" if saved.attempt else ""
@@ -136,3 +155,29 @@ class Checkpoints:
         parts = [name.split("-") for name in names]
         found = [Saved(int(step), int((more or ["0"])[0], 16)) for _, step, *more in parts]
         return sorted(one for one in found if self._root.exists(f"{self._name(one)}/{MARKER}"))
+
+
+def _sealed(state: dict[str, Any]) -> bytes:
+    return json.dumps(state | {"sha256": _seal(state)}).encode()
+
+
+def _unsealed(data: bytes) -> dict[str, Any]:
+    """Raises ValueError: it is not as it was written."""
+    state: dict[str, Any] = json.loads(data)
+    if state.pop("sha256", None) not in (None, _seal(state)):
+        raise ValueError
+    return state
+
+
+def _seal(state: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+
+
+def _digests(folder: Path, but: str = "") -> dict[str, str]:
+    """SHA-256 of a folder's files."""
+    found = {}
+    for file in sorted(folder.iterdir()):
+        if file.name != but:
+            with file.open("rb") as content:
+                found[file.name] = hashlib.file_digest(content, "sha256").hexdigest()
+    return found

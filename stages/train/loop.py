@@ -92,6 +92,7 @@ class Training:
         self._saved_at = time.monotonic()
         # the step at which it went on, and the layout of who had come so far
         self.continued: tuple[int, dict[str, Any]] | None = None
+        self.damaged: list[int] = []  # steps of newer checkpoints that were of no use
         self.tokens, self.positions = 0, 0  # that this worker was fed since it began
         if checkpoints is not None:
             self.resume(checkpoints)
@@ -230,21 +231,27 @@ class Training:
             self._saving = None
 
     def resume(self, checkpoints: Checkpoints) -> None:
-        """Goes on from the newest complete checkpoint, if there is one; before `rows`.
+        """Goes on from the newest checkpoint that is whole, if there is one; before `rows`.
 
         With other workers than wrote it the steps to come are not the same bit for bit.
         """
-        # rank 0 chooses for all: a network file system may show the others an older listing
-        newest = checkpoints.newest() if self.engine.rank == 0 else Saved(0, 0)
-        device = self.engine.student.encoder.device
-        chosen = self.engine.sum_over_workers(torch.tensor(newest, device=device)).tolist()
-        saved = Saved(*chosen)
-        if saved.step == 0:
-            return
-        state, device = checkpoints.state(saved), self.engine.student.encoder.device
-        checkpoints.load(saved, lambda folder: self.engine.load(read_state(folder, device)))
-        self.continued = (saved.step, state.pop("layout"))
-        self.progress, self._best = Progress(**state), checkpoints.best(saved)
+        device, saved = self.engine.student.encoder.device, None
+        while True:
+            # rank 0 chooses for all: a network file system may show the others an older listing
+            newest = checkpoints.newest(saved) if self.engine.rank == 0 else Saved(0, 0)
+            chosen = self.engine.sum_over_workers(torch.tensor(newest, device=device)).tolist()
+            saved = Saved(*chosen)
+            if saved.step == 0:
+                return
+            with checkpoints.opened(saved) as found:
+                whole = torch.tensor(int(found is not None), device=device)
+                count = int(self.engine.sum_over_workers(whole))
+                if found is not None and count == self.engine.num_workers:
+                    self.engine.load(read_state(found.folder, device))
+                    self.continued = (saved.step, found.state.pop("layout"))
+                    self.progress, self._best = Progress(**found.state), found.best
+                    return
+            self.damaged.append(saved.step)
 
     def _evaluate(self) -> dict[str, float]:
         """Dev scores of the present step, which may be the best."""

@@ -47,6 +47,11 @@ def train(stage: Train, work: Work) -> None:
     precision = stage.settings.precision
     if is_first and precision == "bfloat16" and not student.autocast:
         work.say(f"computed in {NOT_HERE.format(precision)}", important=True)
+    for step in training.damaged if is_first else ():
+        work.say(
+            f"WARNING: the checkpoint of step {step:,} is damaged: a file is not as it was "
+            "written. It is not used", important=True,
+        )  # fmt: skip
     if is_first and training.continued is not None:
         work.say(_continued(*training.continued, training.engine.layout()), important=True)
     for row in training.rows():

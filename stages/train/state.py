@@ -39,7 +39,7 @@ def read_state(folder: Path, device: torch.device) -> State:
     """The state that `State.write` wrote.
 
     Raises:
-        StorageError: there is none, as in checkpoints of versions before 0.3.
+        StorageError: there is none, as in checkpoints of older versions.
     """
     if not (folder / STATE).is_file():
         raise StorageError(

@@ -108,7 +108,7 @@ def test_what_is_being_made_stays(storage):
     plan, record = storage.run("one", only=["embed:t"])
     storage.run("two")
     orphan = "train/other-00000000"
-    for folder in (f"work/{orphan}", "work/ray/x", orphan):
+    for folder in (f"work/{orphan}", "work/ray/x", f"{orphan}/files/0a0a0a0a"):
         (storage.path / folder).mkdir(parents=True)
         (storage.path / folder / "file").write_text("x")
     with Leases(Root(storage.root), print) as leases:
@@ -328,9 +328,27 @@ def test_a_run_of_another_process_is_running_until_it_is_killed(storage):
 def test_what_is_no_storage_root_is_left_alone(tmp_path, capsys, command):
     (tmp_path / "embed").mkdir()
     (tmp_path / "embed/precious-00000000").write_text("x")
-    assert main([*command, "--storage", str(tmp_path)]) == 2
-    assert "no recipe has run here" in capsys.readouterr().err
+    (tmp_path / "builds/foo-12345678").mkdir(parents=True)
+    (tmp_path / "builds/foo-12345678/binary").write_text("x")
+    for history in (None, tmp_path / "history/old/notes.txt", tmp_path / "history/notes.txt"):
+        if history is not None:
+            history.parent.mkdir(parents=True, exist_ok=True)
+            history.touch()
+        assert main([*command, "--storage", str(tmp_path)]) == 2
+        assert "no recipe has run here" in capsys.readouterr().err
     assert (tmp_path / "embed/precious-00000000").is_file()
+    assert (tmp_path / "builds/foo-12345678/binary").is_file()
+
+
+def test_folders_of_others_in_a_storage_root_are_left_alone(storage):
+    """Though they are called like artifacts."""
+    storage.run("one", only=["sentences"])
+    foreign = storage.path / "builds/foo-12345678/binary"
+    foreign.parent.mkdir(parents=True)
+    foreign.write_text("x")
+    assert not garbage(storage.root)[1]
+    clear(storage.root, (), delete=True)
+    assert foreign.is_file()
 
 
 def test_a_name_that_has_never_run(storage):

@@ -1,5 +1,6 @@
 """The loop without Ray: order, exact resume, teachers from cache, bad input."""
 
+import json
 import threading
 from dataclasses import replace
 
@@ -221,11 +222,10 @@ def test_the_best_weights_are_written_once_and_go_with_the_last_that_has_them(tm
     assert written[0] == written[1] and written[3] == written[4]
     other = Checkpoints(root, "work", "0b0b0b0b")  # whoever goes on
     newest = other.newest()
-    other.state(newest)
-    assert other.best(newest)["w"].tolist() == [12.0] * 3
+    with other.opened(newest) as found:
+        assert found.best["w"].tolist() == [12.0] * 3
     for step in (24, 28):
-        other.save(step, lambda folder: None, {}, (12, other.best(newest)))
-        newest = other.newest()
+        other.save(step, lambda folder: None, {}, (12, found.best))
     assert root.list("work") == [
         "best-000012-0a0a0a0a",  # whoever was thought dead may still save with it
         "best-000012-0b0b0b0b", "step-000024-0b0b0b0b", "step-000028-0b0b0b0b",
@@ -253,7 +253,52 @@ def test_a_checkpoint_without_its_marker_does_not_exist(data, student_folder, tm
     (tmp_path / "work" / "step-000008" / "complete.json").unlink()
     newest = checkpoints.newest()
     assert newest == Saved(4, 0)
-    assert checkpoints.state(newest)["step"] == 4
+    with checkpoints.opened(newest) as found:
+        assert found.state["step"] == 4
+
+
+@pytest.mark.parametrize("name", ["state.safetensors", "complete.json", "weights.safetensors"])
+@pytest.mark.parametrize("how", ["one byte", "cut", "gone"])
+def test_a_damaged_checkpoint_is_not_used_and_that_is_said(
+    data, student_folder, tmp_path, name, how
+):
+    """The older one is; without it the training begins again."""
+    if (name, how) == ("complete.json", "gone"):
+        return  # see above
+    settings = settings_of(max_steps=18)
+    undisturbed = run(data, student_folder, settings).progress.history
+
+    def kill(row):
+        if row["step"] == 14:  # checkpoints of 8 and 12
+            raise Killed
+
+    checkpoints = Checkpoints(Root(str(tmp_path)), "work")
+    with pytest.raises(Killed):
+        run(data, student_folder, settings, checkpoints, kill)
+
+    def damage(step):
+        folder = tmp_path / "work" / f"step-{step:06d}"
+        if name.startswith("weights"):
+            folder = tmp_path / "work" / json.loads((folder / "complete.json").read_text())["best"]
+        content = bytearray((folder / name).read_bytes())
+        content[len(content) // 2] ^= 1
+        (folder / name).unlink()
+        if how != "gone":
+            whole = len(content) if how == "one byte" else len(content) // 2
+            (folder / name).write_bytes(content[:whole])
+
+    both = name.startswith("weights")  # they have the same best weights
+    for step, damaged, begins in ((12, [12], 8), (8, [12, 8], 0))[both:]:
+        damage(step)
+        chosen = StudentSettings(
+            model=str(student_folder), pooling="mean", max_length=16, device="cpu"
+        )
+        built = build_student(chosen, settings.objectives, settings.seed, False)
+        training = Training(PlainEngine(built, settings), settings, data, checkpoints)
+        assert training.damaged == damaged
+        assert (training.continued or [0])[0] == begins
+    for row in training.rows():
+        assert row["loss"] == undisturbed[row["step"] - 1]["loss"]
 
 
 def test_attempts_keep_their_files_apart_and_go_on_from_each_other(tmp_path):
@@ -274,7 +319,8 @@ def test_attempts_keep_their_files_apart_and_go_on_from_each_other(tmp_path):
     save(first, 8, "of the first, late")
     found = []
     for saved in (Saved(8, 0x0A0A0A0A), Saved(8, 0x0B0B0B0B)):
-        second.load(saved, lambda folder: found.append((folder / "w.txt").read_text()))
+        with second.opened(saved) as opened:
+            found.append((opened.folder / "w.txt").read_text())
     assert found == ["of the first, late", "of the second"]
     assert len(root.list("work")) == 2
 
