@@ -12,6 +12,10 @@ The shard records are the ledger of unfinished work. Names by content make two r
 the same artifact at once harmless: neither overwrites what the other's manifest points to. So with
 one that is made again (`--force`): until its new manifest replaces the old one, nothing changes for
 those who read it; what only the old one named is left to `sentray gc`.
+
+Eight digits are few enough to be read, and two artifacts of a kind have the same ones once in four
+billion pairs. Manifests have all 64, and a plan refuses another artifact's; records of unfinished
+shards have none, so two such artifacts that are unfinished at once would mix.
 """
 
 import hashlib

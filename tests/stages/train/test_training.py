@@ -2,6 +2,7 @@
 
 import json
 import threading
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -397,6 +398,19 @@ def test_every_epoch_is_a_permutation_and_pure():
     np.testing.assert_array_equal(jumped.rows(17), epochs[1][7])
     # pinned: a library update that changed the order would break every resumed run
     np.testing.assert_array_equal(BatchOrder(8, 4, 0).rows(0), [0, 2, 1, 5])
+
+
+def test_an_order_takes_the_memory_that_it_says():
+    num_rows = 1_000_000
+    tracemalloc.start()
+    try:
+        order = BatchOrder(num_rows, 100, seed=0)
+        for epoch in range(2):
+            order.rows(epoch * num_rows // 100)
+        held, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 4.1 * num_rows and peak < 20.1 * num_rows
 
 
 def test_rows_are_found_over_shard_borders(data):
