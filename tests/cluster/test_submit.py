@@ -20,7 +20,7 @@ from tests.support.chat_server import ChatServer, Reply, rewrite_of
 from tests.support.here import make_here
 from tests.support.nodes import HERE
 from tests.support.recipes import setting
-from tests.support.secrets import EXTRA, SECRET, chat, left_by
+from tests.support.secrets import EXTRA, SECRET, chat, left_by, process_list
 
 
 def small(tiny_recipe, *overrides):
@@ -38,7 +38,12 @@ def made(out):
 
 @pytest.fixture
 def endpoint():
-    found = ChatServer(lambda sentence, *_: Reply(rewrite_of(sentence)), HERE)
+    def answer(sentence, *_):
+        found.processes.append(process_list())
+        return Reply(rewrite_of(sentence))
+
+    found = ChatServer(answer, HERE)
+    found.processes = []
     yield found
     found.stop()
 
@@ -54,6 +59,8 @@ def test_a_recipe_submitted_followed_and_pulled(
     out = lab("submit", small(tiny_recipe, rewrites), "--cluster", "lab")
     headers = {body["extra_headers"]["Authorization"] for body in endpoint.bodies}
     assert headers == {f"Bearer {SECRET}"}
+    assert b"recipe.yaml" in endpoint.processes[-1]  # the job's command
+    assert SECRET.encode() not in b"".join(endpoint.processes)
     assert "submitted tiny-" in out
     assert {"sentences", "embed:t", "train", "export"} <= made(out)
     assert "student after" in out

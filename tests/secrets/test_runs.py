@@ -15,12 +15,17 @@ from stages.rewrite.rewriting import Rewriting
 from tests.support import REPOSITORY
 from tests.support.chat_server import ChatServer, Reply, rewrite_of
 from tests.support.recipes import setting
-from tests.support.secrets import EXTRA, SECRET, chat, left_by
+from tests.support.secrets import EXTRA, SECRET, chat, left_by, process_list
 
 
 @pytest.fixture
 def server():
-    found = ChatServer(lambda sentence, number, total: Reply(rewrite_of(sentence)))
+    def answer(sentence, number, total):
+        found.processes.append(process_list())
+        return Reply(rewrite_of(sentence))
+
+    found = ChatServer(answer)
+    found.processes = []
     yield found
     found.stop()
 
@@ -111,6 +116,8 @@ def test_nothing_that_a_run_leaves_holds_a_secret(
     assert {body["extra_headers"]["Authorization"] for body in server.bodies} == {
         f"Bearer {SECRET}"
     }
+    assert b"ray::" in server.processes[-1]
+    assert SECRET.encode() not in b"".join(server.processes)
     sentray("plan", "recipe.yaml")
     sentray("show", "tiny", "--storage", recipe.storage)
     assert "student after" in sentray.said and SECRET not in sentray.said
