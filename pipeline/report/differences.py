@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pipeline.report.figures import Results
+from pipeline.report.figures import Results, averages
 from pipeline.store.artifacts import ArtifactStore
 from stages.contract import EncoderLabel, Figure, Measurement
 from stages.evaluate.resampling import Items, interval, read_items
@@ -16,10 +16,15 @@ Several = Sequence[Items]
 
 
 def with_differences(store: ArtifactStore, results: Results) -> Results:
-    """The results with the differences of all rows to the reference."""
-    items = items_of(store, results)
+    """The results with the differences of all rows to the reference, and its means' intervals."""
+    items, reference = items_of(store, results), results.reference
     figures = {label: list(results.figures(label).values()) for label in items}
-    return replace(results, differences=differences(figures, items, results.reference))
+    means = [
+        Measurement(label, means_of(figures[label], items[label]))
+        for label in items
+        if label == reference
+    ]
+    return replace(results, differences=differences(figures, items, reference), means=means)
 
 
 def items_of(store: ArtifactStore, results: Results) -> dict[EncoderLabel, dict[str, Several]]:
@@ -33,6 +38,20 @@ def items_of(store: ArtifactStore, results: Results) -> dict[EncoderLabel, dict[
         for name, one in read_items(store.open(folder)).items():
             items.setdefault(label, {}).setdefault(name, []).append(one)
     return {label: dict(known) for label, known in items.items()}
+
+
+def means_of(figures: Sequence[Figure], items: Mapping[str, Several]) -> list[Figure]:
+    """Means over an encoder's figures with 95% intervals, where all their items are known."""
+    found = []
+    for name, mean in averages(figures).items():
+        several = [figure for figure in figures if figure.averaged == name]
+        if all(figure.name in items for figure in several):
+            drawn = [
+                (100 if figure.percent else 1) * _shuffled(_resampled(items[figure.name]), number)
+                for number, figure in enumerate(several)
+            ]
+            found.append(replace(mean, interval=interval(np.mean(drawn, axis=0))))
+    return found
 
 
 def differences(

@@ -27,8 +27,8 @@ class Results:
     notes: what they mean, each once. artifacts: folders of all nodes, by node. sources: folders
         of each measurement, one for each seed; none of older runs. advice: what would
         probably help next, as this run's figures have it (pipeline/report/advice.py).
-    differences: of other encoders' figures to the reference's, with 95% intervals
-        (pipeline/report/differences.py).
+    differences: of other encoders' figures to the reference's, and means: of its own, both
+        with 95% intervals (pipeline/report/differences.py).
     """
 
     measurements: list[Measurement]
@@ -37,6 +37,7 @@ class Results:
     sources: list[list[str]] = field(default_factory=list)
     advice: str = ""
     differences: list[Measurement] = field(default_factory=list)
+    means: list[Measurement] = field(default_factory=list)
 
     @property
     def complete(self) -> bool:
@@ -92,6 +93,7 @@ class Results:
             "sources": self.sources,
             "advice": self.advice,
             "differences": [one.plain() for one in self.differences],
+            "means": [one.plain() for one in self.means],
         }
         return json.dumps(whole, indent=1)
 
@@ -100,9 +102,11 @@ class Results:
         measurements = [Measurement.read(one) for one in raw["measurements"]]
         known = {name: raw[name] for name in ("sources", "advice") if name in raw}
         differences = [Measurement.read(one) for one in raw.get("differences", [])]
+        means = [Measurement.read(one) for one in raw.get("means", [])]
         return Results(
-            measurements, raw["notes"], raw["artifacts"], **known, differences=differences
-        )
+            measurements, raw["notes"], raw["artifacts"], **known,
+            differences=differences, means=means,
+        )  # fmt: skip
 
 
 def read_results(root: Root, record: str) -> Results:

@@ -53,6 +53,9 @@ def results_rows(results: Results) -> list[tuple[EncoderLabel | None, list[str]]
     for encoder in results.encoders:
         figures = results.figures(encoder)
         figures = averages(figures.values()) | figures
+        for one in results.means:
+            if one.encoder == encoder:
+                figures |= {mean.name: mean for mean in one.figures}
         cells = {name: shown(figure) for name, figure in figures.items()}
         for name in wide & cells.keys():
             cells[name] += "*" if (encoder, name) in marked else " "

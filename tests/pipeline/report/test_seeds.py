@@ -9,9 +9,9 @@ import pytest
 
 from pipeline.plan.plan import make_plan
 from pipeline.recipe.read import read_recipe
-from pipeline.report.differences import differences
+from pipeline.report.differences import differences, means_of
 from pipeline.report.figures import Results, collect, collect_from, mean_over_seeds
-from pipeline.report.table import results_table
+from pipeline.report.table import results_rows, results_table
 from pipeline.run.runner import finish, record_start
 from stages.contract import EncoderLabel, Figure, Measurement
 from stages.evaluate.resampling import Items
@@ -163,6 +163,25 @@ def test_only_trainings_of_several_seeds_are_put_together():
     assert [one.figures[0].by_seed for one in found.measurements] == [[1.0, 2.0]]
     assert found.sources == [["n1", "n2"]]
     assert [one.figures[0].value for one in collected(AFTER, AFTER).measurements] == [1.0, 2.0]
+
+
+def test_a_mean_has_an_interval_where_all_that_it_is_of_is_known():
+    """As wide as the standard error of the mean of independent tests says."""
+    draws = np.random.default_rng(0)
+    values = {name: draws.random((3, 400)) for name in "AB"}  # three seeds
+    several = {name: [Items("mean", one) for one in rows] for name, rows in values.items()}
+    own = [Figure(name, 100 * float(values[name].mean()), percent=True, averaged="mean")
+           for name in "AB"]  # fmt: skip
+    assert means_of(own, {"A": several["A"]}) == []
+    (mean,) = means_of(own, several)
+    assert mean.value == pytest.approx(100 * np.mean([values["A"], values["B"]]))
+    errors = [100 * values[name].mean(0).std(ddof=1) / 20 for name in "AB"]
+    low, high = mean.interval
+    assert high - low == pytest.approx(2 * 1.96 * np.hypot(*errors) / 2, rel=0.1)
+    assert (low + high) / 2 == pytest.approx(mean.value, abs=0.2)
+    results = Results([Measurement(AFTER, own)], [], {}, means=[Measurement(AFTER, [mean])])
+    cells = results_rows(Results.read(json.loads(results.json())))[2][1]
+    assert cells == ["  95% interval", "", "", f"{low:.1f}-{high:.1f}"]
 
 
 def test_a_mean_differs_only_where_all_that_it_is_of_is_known():
