@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -162,8 +163,8 @@ def keep(name, out, result):
     (out / f"{name}.json").write_text(json.dumps(rows))
 
 
-def worker(rank, num_workers, folder, out):
-    """Trains every combination of this many workers; the first one writes what came of it."""
+@contextmanager
+def process_group(rank, num_workers, out):
     import deepspeed
     import torch
 
@@ -172,6 +173,17 @@ def worker(rank, num_workers, folder, out):
         dist_backend="gloo", auto_mpi_discovery=False, verbose=False, rank=rank,
         world_size=num_workers, init_method=f"file://{out}/rendezvous-{num_workers}",
     )  # fmt: skip
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def worker(rank, num_workers, folder, out):
+    """Trains every combination of this many workers; the first one writes what came of it."""
+    with process_group(rank, num_workers, out):
+        train_layouts(rank, num_workers, folder, out)
+
+
+def train_layouts(rank, num_workers, folder, out):
     for case, layouts in LAYOUTS.items():
         for workers, zero_stage in layouts:
             if workers != num_workers:
@@ -187,7 +199,36 @@ def worker(rank, num_workers, folder, out):
             result = trained("two teachers", folder, DeepSpeedEngine, second, place)
             if rank == 0:
                 keep(place.name, out, result)
-    torch.distributed.destroy_process_group()
+
+
+def half_worker(rank, num_workers, folder, out, until):
+    """Trains to a step with every ZeRO stage, and from there where it is None."""
+    with process_group(rank, num_workers, out):
+        for stage in range(4):
+            place = out / f"many-{stage}"
+            result = trained("two teachers", folder, DeepSpeedEngine, stage, place, until)
+            if rank == 0 and result is not None:
+                keep(place.name, out, result)
+
+
+def run_workers(target, *groups):
+    """Processes of several groups at once: of each how many workers, and what they are told."""
+    context = multiprocessing.get_context("spawn")
+    with pytest.MonkeyPatch.context() as patch:
+        # DeepSpeed compiles an operator at its first start and looks for ninja on the PATH
+        patch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+        patch.setenv("DS_ACCELERATOR", "cpu")
+        patch.setenv("LOCAL_RANK", "0")
+        processes = [
+            context.Process(target=target, args=(rank, workers, *told))
+            for workers, *told in groups
+            for rank in range(workers)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+    assert {process.exitcode for process in processes} == {0}
 
 
 @pytest.fixture(scope="module")
@@ -197,22 +238,7 @@ def out(folder, tmp_path_factory):
     for first, second in HANDED_ON:
         if first == "plain":
             trained("two teachers", folder, PlainEngine, None, out / f"{first}-{second}", HALF)
-    context = multiprocessing.get_context("spawn")
-    with pytest.MonkeyPatch.context() as patch:
-        # DeepSpeed compiles an operator at its first start and looks for ninja on the PATH
-        patch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-        patch.setenv("DS_ACCELERATOR", "cpu")
-        patch.setenv("LOCAL_RANK", "0")
-        processes = [
-            context.Process(target=worker, args=(rank, workers, folder, out))
-            for workers in (1, 2)
-            for rank in range(workers)
-        ]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
-    assert [process.exitcode for process in processes] == [0] * 3
+    run_workers(worker, (1, folder, out), (2, folder, out))
     return out
 
 
@@ -264,10 +290,25 @@ def test_a_training_goes_on_with_others(folder, out, plain, first, second):
         undisturbed = load_file(out / f"two teachers-2-{second}.weights")
         assert all(np.array_equal(weights[key], undisturbed[key]) for key in undisturbed)
         return
-    expected, expected_weights = plain["two teachers"]
+    assert_near(rows, weights, plain["two teachers"])
+
+
+def assert_near(rows, weights, plain):
+    expected, expected_weights = plain
     for key in ("loss", "gradient_norm"):
         figures, wanted = ([row[key] for row in found] for found in (rows, expected))
         np.testing.assert_allclose(figures, wanted, rtol=1e-5, atol=1e-5)
     for key, weight in expected_weights.items():
         if not key.endswith("key.bias"):
             np.testing.assert_allclose(weights[key], weight, atol=1e-5, err_msg=key)
+
+
+@pytest.mark.thorough
+def test_four_workers_go_on_where_eight_were(folder, plain, tmp_path):
+    """With each ZeRO stage, as one worker does alone."""
+    run_workers(half_worker, (8, folder, tmp_path, HALF))
+    run_workers(half_worker, (4, folder, tmp_path, None))
+    for stage in range(4):
+        rows = json.loads((tmp_path / f"many-{stage}.json").read_text())
+        assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+        assert_near(rows, load_file(tmp_path / f"many-{stage}.weights"), plain["two teachers"])
