@@ -84,10 +84,10 @@ class EncoderSource(Generic[E]):
         prompt = default_prompt(self.settings)
         if prompt:  # which was once left out
             found["prompt"] = prompt
-        if self.has_kinds and self.training is None:
+        if self.has_kinds and self.training is None and not self.settings.prompts:
             own = kind_prompts(self.settings)
-            if own != self.settings.prompts:  # which were once left out
-                found["kind_prompts"] = dict(own)
+            if {*own.values()} - {resolved(self.settings).prompt or ""}:  # once left out
+                found["kind_prompts"] = own
         if self.training is not None:
             made = "recipe" if self.whole is None else "vocabulary"
             found["model"] = {made: inputs[self._input].fingerprint}

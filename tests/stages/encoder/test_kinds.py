@@ -178,3 +178,17 @@ def test_settings_that_do_not_go_together(options, message):
         EncoderSettings(model="a", **options)
     with pytest.raises(ValueError, match="of a recipe:... is that recipe's"):
         EncoderSettings(model="recipe:a.yaml", prompts={"query": "q"})
+
+
+def test_the_models_own_prompts_are_part_of_what_an_encoder_is(tmp_path):
+    """Where sentences have kinds; without kinds they are put nowhere."""
+    folder = make_pipeline(tmp_path, pooling("mean"), prompts=PROMPTS)
+    for settings, differs in (
+        ({}, True),
+        ({"prompt_names": {"query": "topic"}}, True),
+        ({"prompts": {"query": "Q: "}}, False),  # it is there
+        ({"prompt": "x "}, False),  # of all sentences
+    ):
+        encoder = settings_of(folder, pooling="auto", **settings)
+        plain, kinds = (EncoderSource(encoder, has_kinds=has).identity({}) for has in (False, True))
+        assert (plain != kinds) == differs
