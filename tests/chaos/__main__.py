@@ -62,9 +62,12 @@ def told(outcome: Outcome) -> str:
 def summary(outcomes: list[Outcome]) -> str:
     survived = Counter(kind for one in outcomes for kind in one.survived)
     ended = Counter(kind for one in outcomes for kind in one.ended)
-    lines = [f"{'fault':<16}  went on  started again"]
+    again = Counter[str]()
+    for one in outcomes:
+        again.update(dict.fromkeys({*one.survived, *one.ended}, one.stored_again))
+    lines = [f"{'fault':<16}  went on  started again  records stored again, other faults' too"]
     for kind in sorted(survived | ended):
-        lines.append(f"{kind:<16}  {survived[kind]:>7}  {ended[kind]:>13}")
+        lines.append(f"{kind:<16}  {survived[kind]:>7}  {ended[kind]:>13}  {again[kind]:>7}")
     lines.append(
         f"{len(outcomes)} schedules: {sum(one.num_compared for one in outcomes)} artifacts equal, "
         f"{sum(one.paid_twice for one in outcomes)} answers paid twice, "
