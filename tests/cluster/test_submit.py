@@ -59,7 +59,7 @@ def test_a_recipe_submitted_followed_and_pulled(
     out = lab("submit", small(tiny_recipe, rewrites), "--cluster", "lab")
     headers = {body["extra_headers"]["Authorization"] for body in endpoint.bodies}
     assert headers == {f"Bearer {SECRET}"}
-    assert b"recipe.yaml" in endpoint.processes[-1]  # the job's command
+    assert b"start.py" in endpoint.processes[-1]  # the job's command
     assert SECRET.encode() not in b"".join(endpoint.processes)
     assert "submitted tiny-" in out
     assert {"sentences", "embed:t", "train", "export"} <= made(out)
