@@ -77,16 +77,15 @@ def _nodes(
         if test.reads:
             continue
         stage = Evaluate(test, encoder, EncoderLabel("teacher", model), tests.max_length)
-        stage = known_to_mteb(stage, Path(model).name, _fingerprint)
-        identity, fingerprint = stage.identity({}), _fingerprint(stage)
+        stage = known_to_mteb(
+            stage, Path(model).name, lambda one: fingerprint_of(one, one.identity({}), [])
+        )
+        identity = stage.identity({})
         title = re.sub(r"[^a-z0-9]+", "-", f"{Path(model).name}-{test.title}".lower()).strip("-")
+        fingerprint = fingerprint_of(stage, identity, [])
         name = f"evaluate:{model}:{test.title}"
         found.append(Node(name, "evaluate", stage, title, identity, "", {}, fingerprint, 0))
     return found
-
-
-def _fingerprint(stage: Evaluate) -> str:
-    return fingerprint_of(stage, stage.identity({}), [])
 
 
 def _located(model: str, store: ArtifactStore) -> str:
