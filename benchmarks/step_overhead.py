@@ -21,8 +21,9 @@ import torch
 from stages.rows import FactorRows, TokenRows, npy_bytes
 from stages.train.engine import PlainEngine
 from stages.train.loop import Training
-from stages.train.settings import StudentSettings, TrainSettings
+from stages.train.settings import TrainSettings
 from stages.train.student import build_student
+from stages.train.student_settings import StudentSettings
 from stages.train.views import TrainingData
 
 NUM_ROWS = 100_000

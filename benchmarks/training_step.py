@@ -62,8 +62,9 @@ def measure(way: str, steps: int) -> dict[str, float]:
     from stages.encoder import packing
     from stages.train.engine import PlainEngine
     from stages.train.loop import Training
-    from stages.train.settings import StudentSettings, TrainSettings
+    from stages.train.settings import TrainSettings
     from stages.train.student import build_student
+    from stages.train.student_settings import StudentSettings
     from stages.train.views import TrainingData
 
     if way == "unrounded":

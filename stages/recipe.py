@@ -33,7 +33,8 @@ from stages.ranks.settings import RanksSettings
 from stages.rewrite.settings import PerturbSettings
 from stages.sentences.settings import SentencesSettings
 from stages.settings import Extensible, added, execution
-from stages.train.settings import DevSettings, StudentSettings, TrainSettings
+from stages.train.settings import DevSettings, TrainSettings
+from stages.train.student_settings import StudentSettings
 from stages.variables import Texts, with_texts
 
 

@@ -23,7 +23,8 @@ from stages.errors import UserError
 from stages.evaluate.speed import NUM_ROUNDS, NUM_TEXTS
 from stages.recipe import TeacherSettings
 from stages.text import clock
-from stages.train.settings import StudentSettings, TrainSettings
+from stages.train.settings import TrainSettings
+from stages.train.student_settings import StudentSettings
 
 # Learning rate and batch that were best for students with layers, and that suit static tables
 # (docs/log.md, docs/recipes.md).

@@ -16,7 +16,8 @@ from pipeline.new.models import Teacher
 from stages.encoder.prompts import kind_prompts
 from stages.encoder.settings import EncoderSettings
 from stages.recipe import TeacherSettings
-from stages.train.settings import StudentSettings, TrainSettings
+from stages.train.settings import TrainSettings
+from stages.train.student_settings import StudentSettings
 
 # A measurement ends when it has taken this long, or so many rounds or steps. A round has so many
 # sentences at most, or as many as take a while.

@@ -18,13 +18,13 @@ Several = Sequence[Items]
 def with_differences(store: ArtifactStore, results: Results) -> Results:
     """The results with the differences of all rows to the reference, and its means' intervals."""
     items, reference = items_of(store, results), results.reference
+    if reference is None or reference not in items:
+        return results
     figures = {label: list(results.figures(label).values()) for label in items}
-    means = [
-        Measurement(label, means_of(figures[label], items[label]))
-        for label in items
-        if label == reference
-    ]
-    return replace(results, differences=differences(figures, items, reference), means=means)
+    drawn = resampled_of(items[reference])
+    apart = differences(figures, items, reference, drawn)
+    means = Measurement(reference, means_of(figures[reference], drawn))
+    return replace(results, differences=apart, means=[means])
 
 
 def items_of(store: ArtifactStore, results: Results) -> dict[EncoderLabel, dict[str, Several]]:
@@ -40,32 +40,38 @@ def items_of(store: ArtifactStore, results: Results) -> dict[EncoderLabel, dict[
     return {label: dict(known) for label, known in items.items()}
 
 
-def means_of(figures: Sequence[Figure], items: Mapping[str, Several]) -> list[Figure]:
-    """Means over an encoder's figures with 95% intervals, where all their items are known."""
+def resampled_of(items: Mapping[str, Several]) -> dict[str, np.ndarray]:
+    """Figures of items drawn anew, by name: (R,), unscaled."""
+    return {name: _resampled(several) for name, several in items.items()}
+
+
+def means_of(figures: Sequence[Figure], drawn: Mapping[str, np.ndarray]) -> list[Figure]:
+    """Means over an encoder's figures with 95% intervals, where all were drawn anew."""
     found = []
     for name, mean in averages(figures).items():
         several = [figure for figure in figures if figure.averaged == name]
-        if all(figure.name in items for figure in several):
-            drawn = [
-                (100 if figure.percent else 1) * _shuffled(_resampled(items[figure.name]), number)
+        if all(figure.name in drawn for figure in several):
+            each = [
+                (100 if figure.percent else 1) * _shuffled(drawn[figure.name], number)
                 for number, figure in enumerate(several)
             ]
-            found.append(replace(mean, interval=interval(np.mean(drawn, axis=0))))
+            found.append(replace(mean, interval=interval(np.mean(each, axis=0))))
     return found
 
 
 def differences(
     figures: Mapping[EncoderLabel, Sequence[Figure]],
     items: Mapping[EncoderLabel, Mapping[str, Several]],
-    reference: EncoderLabel | None,
+    reference: EncoderLabel,
+    drawn: Mapping[str, np.ndarray],
 ) -> list[Measurement]:
     """Figures of every other encoder less the reference's, and means, with 95% intervals.
 
     Only of figures whose items are known on both sides and are equally many.
+
+    Args:
+        drawn: `resampled_of` the reference's.
     """
-    if reference is None or reference not in items:
-        return []
-    own = {name: _resampled(several) for name, several in items[reference].items()}
     base = {figure.name: figure for figure in figures[reference]}
     found = []
     for label in items:
@@ -77,7 +83,7 @@ def differences(
             name = figure.name
             if not _comparable(name, resampled, items[reference]) or name not in base:
                 continue
-            apart = _resampled(resampled[name]) - own[name]
+            apart = _resampled(resampled[name]) - drawn[name]
             if figure.percent:
                 apart = 100 * apart
             value = figure.value - base[name].value

@@ -11,7 +11,7 @@ from stages.planning import Graph, Inputs
 from stages.tokens.texts import Texts, texts_of
 
 if TYPE_CHECKING:
-    from stages.train.settings import StudentSettings
+    from stages.train.student_settings import StudentSettings
 
 # What of the student decides its token ids.
 TOKENIZER_SETTINGS = (

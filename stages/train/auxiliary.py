@@ -19,7 +19,8 @@ from stages.encoder.tokenizer import load_tokenizer
 from stages.errors import UserError
 from stages.rows import FactorRows
 from stages.train.objectives.denoising import Denoising
-from stages.train.settings import Objectives, StudentSettings
+from stages.train.settings import Objectives
+from stages.train.student_settings import StudentSettings
 
 
 def build_auxiliary(

@@ -13,13 +13,8 @@ from stages.packages import need
 from stages.planning import Graph
 from stages.sentences.settings import num_held_out
 from stages.teachers import encoding_teachers
-from stages.train.settings import (
-    StudentSettings,
-    TrainSettings,
-    batch_too_large,
-    check_frozen,
-    check_widths,
-)
+from stages.train.settings import TrainSettings, batch_too_large
+from stages.train.student_settings import StudentSettings, check_frozen, check_widths
 
 
 @dataclass(frozen=True)

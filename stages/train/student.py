@@ -23,13 +23,8 @@ from stages.encoder.tokenizer import SentenceTokenizer, load_view_tokenizers, sa
 from stages.errors import UserError
 from stages.rows import FactorRows
 from stages.train.auxiliary import AuxiliaryInput, GlobalBatchNorm, build_auxiliary
-from stages.train.settings import (
-    Objectives,
-    StudentSettings,
-    TrainSettings,
-    check_frozen,
-    check_widths,
-)
+from stages.train.settings import Objectives, TrainSettings
+from stages.train.student_settings import StudentSettings, check_frozen, check_widths
 from stages.train.vectors import align, turn_to_principal
 from stages.train.views import view_names
 

@@ -19,7 +19,7 @@ from stages.errors import UserError
 from stages.kinds import Kinds, kind_of_each
 from stages.rows import unit_rows
 from stages.sentences.texts import read_texts
-from stages.train.settings import StudentSettings
+from stages.train.student_settings import StudentSettings
 from stages.vocabulary.settings import VocabularySettings
 from stages.vocabulary.tokenizer import WHERE, WholeTokenizer
 

@@ -18,7 +18,7 @@ from stages.tokens.texts import Texts, texts_of
 from stages.vocabulary.settings import VocabularySettings
 
 if TYPE_CHECKING:
-    from stages.train.settings import StudentSettings
+    from stages.train.student_settings import StudentSettings
 
 
 def _whole_texts(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from stages.rows import FactorRows, TokenRows
 from stages.tokens.tokeniser import Tokeniser
-from stages.train.settings import StudentSettings
+from stages.train.student_settings import StudentSettings
 from tests.support.models import make_sentences
 
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 
-from stages.train.settings import Objectives, StudentSettings, TrainSettings
+from stages.train.settings import Objectives, TrainSettings
 from stages.train.student import Student, build_student
+from stages.train.student_settings import StudentSettings
 from stages.train.views import Batch, BatchReader, TrainingData
 from tests.support.data import token_rows
 from tests.support.models import make_sentences

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from stages.encoder.model import Encoder
     from stages.rows import FactorRows
-    from stages.train.settings import StudentSettings
+    from stages.train.student_settings import StudentSettings
 
 
 class ReplacedToken(Objective):

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.plan.plan import make_plan
 from pipeline.recipe.read import read_recipe
-from pipeline.report.differences import differences, means_of
+from pipeline.report.differences import differences, means_of, resampled_of
 from pipeline.report.figures import Results, collect, collect_from, mean_over_seeds
 from pipeline.report.table import results_rows, results_table
 from pipeline.run.runner import finish, record_start
@@ -52,7 +52,7 @@ def test_differences_have_the_unit_of_their_figures():
     }
     items = {AFTER: {"alignment": [Items("mean", one)]},
              TEACHER: {"alignment": [Items("mean", other)]}}  # fmt: skip
-    (row,) = differences(figures, items, AFTER)
+    (row,) = differences(figures, items, AFTER, resampled_of(items[AFTER]))
     (found,) = row.figures
     low, high = found.interval
     assert low < found.value < high < low + 0.5 and found.decimals == 3
@@ -70,7 +70,7 @@ def test_differences_are_of_the_means_over_seeds():
         AFTER: {"A": [Items("mean", one), Items("mean", two)]},
         TEACHER: {"A": [Items("mean", teacher)]},
     }
-    (row,) = differences(figures, items, AFTER)
+    (row,) = differences(figures, items, AFTER, resampled_of(items[AFTER]))
     draws, apart = np.random.default_rng(0), []
     for _ in range(1000):
         rows = draws.integers(0, 30, 30)
@@ -172,8 +172,8 @@ def test_a_mean_has_an_interval_where_all_that_it_is_of_is_known():
     several = {name: [Items("mean", one) for one in rows] for name, rows in values.items()}
     own = [Figure(name, 100 * float(values[name].mean()), percent=True, averaged="mean")
            for name in "AB"]  # fmt: skip
-    assert means_of(own, {"A": several["A"]}) == []
-    (mean,) = means_of(own, several)
+    assert means_of(own, resampled_of({"A": several["A"]})) == []
+    (mean,) = means_of(own, resampled_of(several))
     assert mean.value == pytest.approx(100 * np.mean([values["A"], values["B"]]))
     errors = [100 * values[name].mean(0).std(ddof=1) / 20 for name in "AB"]
     low, high = mean.interval
@@ -192,9 +192,10 @@ def test_a_mean_differs_only_where_all_that_it_is_of_is_known():
         for label, names in ((AFTER, "AB"), (TEACHER, "AB"))
     }
     known = {name: [Items("mean", values)] for name, values in (("A", one), ("B", two))}
-    rows = differences(figures, {AFTER: known, TEACHER: known}, AFTER)[0].figures
+    drawn = resampled_of(known)
+    rows = differences(figures, {AFTER: known, TEACHER: known}, AFTER, drawn)[0].figures
     assert [row.name for row in rows] == ["A", "B", "mean"]
     figures[TEACHER].append(Figure("C", 1.0, averaged="mean"))
     figures[AFTER].append(Figure("C", 1.0, averaged="mean"))
-    rows = differences(figures, {AFTER: known, TEACHER: known}, AFTER)[0].figures
+    rows = differences(figures, {AFTER: known, TEACHER: known}, AFTER, drawn)[0].figures
     assert [row.name for row in rows] == ["A", "B"]

@@ -18,8 +18,8 @@ from stages.encoder.settings import EncoderSettings
 from stages.encoder.tokenizer import load_tokenizer, load_view_tokenizers
 from stages.errors import UserError
 from stages.export.folder import export_student
-from stages.train.settings import StudentSettings
 from stages.train.student import save_encoder
+from stages.train.student_settings import StudentSettings
 from tests.support import REPOSITORY
 from tests.support.models import make_model, make_sentences
 from tests.support.recipes import setting

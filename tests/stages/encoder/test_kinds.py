@@ -17,7 +17,7 @@ from stages.errors import UserError
 from stages.rows import unit_rows
 from stages.tokens.stage import Tokens
 from stages.tokens.texts import Texts
-from stages.train.settings import StudentSettings
+from stages.train.student_settings import StudentSettings
 from tests.support.models import make_model, make_sentences
 from tests.support.pipelines import make_pipeline, make_router, pooling
 

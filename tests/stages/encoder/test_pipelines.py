@@ -21,8 +21,8 @@ from stages.errors import UserError
 from stages.export.folder import export_student
 from stages.rows import unit_rows
 from stages.train.engine import cpu_copy
-from stages.train.settings import StudentSettings, check_widths
 from stages.train.student import save_encoder
+from stages.train.student_settings import StudentSettings, check_widths
 from tests.support.hub import put_on_hub
 from tests.support.models import make_model, make_sentences
 from tests.support.pipelines import (

@@ -16,8 +16,8 @@ from stages.encoder.source import EncoderSource
 from stages.encoder.static import SMOOTHING
 from stages.tokens.stage import tokenizer_identity
 from stages.train.engine import cpu_copy
-from stages.train.settings import StudentSettings
 from stages.train.student import save_encoder
+from stages.train.student_settings import StudentSettings
 from tests.support.models import make_model, make_sentences
 from tests.support.pipelines import make_pipeline, pooling
 

@@ -14,8 +14,9 @@ from stages.errors import UserError
 from stages.train.auxiliary import AuxiliaryInput, decoder_layers, token_cross_entropy
 from stages.train.objectives.infonce import info_nce
 from stages.train.objectives.scores import cosines
-from stages.train.settings import Denoising, Objectives, StudentSettings
+from stages.train.settings import Denoising, Objectives
 from stages.train.student import build_student
+from stages.train.student_settings import StudentSettings
 from tests.support.models import make_model, make_sentences
 
 PROMPT = dict(pooling="mask", template='"{sentence}" means {mask}.', max_length=24)

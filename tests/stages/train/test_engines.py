@@ -25,8 +25,9 @@ from stages.tokens.negation import Negator
 from stages.train.checkpoint import Checkpoints
 from stages.train.engine import DeepSpeedEngine, PlainEngine
 from stages.train.loop import Training
-from stages.train.settings import StudentSettings, TrainSettings
+from stages.train.settings import TrainSettings
 from stages.train.student import build_student
+from stages.train.student_settings import StudentSettings
 from stages.train.views import TrainingData
 from tests.support.data import open_factors, open_tokens, token_rows, write_shards, write_sts
 from tests.support.models import make_model, make_sentences

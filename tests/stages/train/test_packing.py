@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from stages.encoder.tokenizer import pad
-from stages.train.settings import Objectives, StudentSettings
+from stages.train.settings import Objectives
 from stages.train.student import build_student
+from stages.train.student_settings import StudentSettings
 from tests.support.models import make_model, make_sentences
 
 OTHERS = {

@@ -12,9 +12,10 @@ from torch.overrides import TorchFunctionMode
 from stages.encoder.tokenizer import pad
 from stages.rows import FactorRows, unit_rows
 from stages.train.engine import PlainEngine, adamw
-from stages.train.settings import Objectives, StudentSettings, TrainSettings
+from stages.train.settings import Objectives, TrainSettings
 from stages.train.state import read_state
 from stages.train.student import build_student
+from stages.train.student_settings import StudentSettings
 from tests.support.models import make_model, make_sentences
 
 PROMPTS = dict(pooling="mask", template='The "{sentence}" means {mask} .', template_denoising=True)

@@ -11,8 +11,8 @@ from stages.encoder.settings import EncoderSettings
 from stages.encoder.tokenizer import SentenceTokenizer, load_tokenizer
 from stages.errors import UserError
 from stages.export.folder import export_student
-from stages.train.settings import StudentSettings
 from stages.train.student import save_encoder
+from stages.train.student_settings import StudentSettings
 from tests.support.heads import FIRST, PROMPTS, batch_of, built, token_data
 from tests.support.models import byte_tokenizer, make_sentences
 

@@ -11,8 +11,9 @@ from stages.files import Root
 from stages.rows import OwnedRows
 from stages.train.checkpoint import Checkpoints
 from stages.train.engine import PlainEngine
-from stages.train.settings import Objectives, StudentSettings, TrainSettings
+from stages.train.settings import Objectives, TrainSettings
 from stages.train.student import build_student
+from stages.train.student_settings import StudentSettings
 from stages.train.views import BatchReader, TrainingData
 from tests.support.data import token_rows
 from tests.support.models import make_model, make_sentences

@@ -27,8 +27,9 @@ from stages.train.checkpoint import Checkpoints, Saved
 from stages.train.engine import PlainEngine
 from stages.train.loop import Training
 from stages.train.order import BatchOrder
-from stages.train.settings import Objectives, StudentSettings, TrainSettings
+from stages.train.settings import Objectives, TrainSettings
 from stages.train.student import build_student, step_seed
+from stages.train.student_settings import StudentSettings
 from stages.train.views import TrainingData
 from tests.support.data import write_sts
 from tests.support.models import make_model, make_sentences

@@ -12,8 +12,9 @@ from stages.train.auxiliary import AuxiliaryInput
 from stages.train.engine import PlainEngine
 from stages.train.objectives.vector_regression import VectorRegression, vector_regression
 from stages.train.order import BatchOrder
-from stages.train.settings import Objectives, StudentSettings, TrainSettings
+from stages.train.settings import Objectives, TrainSettings
 from stages.train.student import build_student, save_encoder
+from stages.train.student_settings import StudentSettings
 from stages.train.vectors import VectorRegressor, principal_projection
 from stages.train.views import TrainingData, view_names
 from tests.support.data import token_rows

@@ -18,8 +18,8 @@ from stages.encoder.tokenizer import load_tokenizer
 from stages.errors import UserError
 from stages.export.folder import export_static, export_student
 from stages.train.engine import cpu_copy
-from stages.train.settings import StudentSettings
 from stages.train.student import save_encoder
+from stages.train.student_settings import StudentSettings
 from stages.vocabulary import cutting
 from stages.vocabulary.settings import VocabularySettings
 from tests.support.heads import FIRST
