@@ -12,6 +12,7 @@ from pipeline.report.figures import Results
 from pipeline.store.artifacts import Artifact
 from stages.contract import StudentPart
 from stages.errors import UserError
+from stages.files import storage_errors
 from stages.recipe import Recipe
 
 
@@ -81,10 +82,14 @@ def present_student(plan: Plan, student: Student | None) -> None:
 
     Only on a local file system. The folder is swapped in whole: whoever loads it meanwhile has the
     old one.
+
+    Raises:
+        StorageError: it cannot be written.
     """
     link = plan.store.root.local_path(f"students/{plan.recipe.name}")
     if link is not None and student is not None:
-        _lay_out(link, student)
+        with storage_errors(plan.store.root.uri):
+            _lay_out(link, student)
 
 
 def _lay_out(link: Path, student: Student) -> None:

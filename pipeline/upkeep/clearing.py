@@ -24,7 +24,7 @@ from pipeline.upkeep.contents import (
 )
 from pipeline.upkeep.status import run_state
 from pipeline.upkeep.usage import shown
-from stages.files import Root
+from stages.files import Root, storage_errors
 
 # A file that a writer has open is not older.
 TORN_SECONDS = 3600.0
@@ -135,9 +135,10 @@ def _remove_dangling(root: Root) -> None:
     students = root.local_path("students")
     if students is None or not students.is_dir():
         return
-    for link in students.iterdir():
-        if link.is_symlink() and any(not file.exists() for file in link.rglob("*")):
-            target = link.resolve()
-            link.unlink()
-            if target.parent == students.resolve():
-                shutil.rmtree(target)
+    with storage_errors(root.uri):
+        for link in students.iterdir():
+            if link.is_symlink() and any(not file.exists() for file in link.rglob("*")):
+                target = link.resolve()
+                link.unlink()
+                if target.parent == students.resolve():
+                    shutil.rmtree(target)
