@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from pipeline.run.board import start_board
 from pipeline.run.log import RunLog
 from pipeline.run.metrics import RunMetrics
 from pipeline.run.progress import Progress
-from pipeline.run.rows import make_rows
+from pipeline.run.rows import LOST, make_rows
 from pipeline.run.work import works_of
 from stages.contract import RowWise
+from stages.errors import UserError
 from stages.recipe import Recipe
 from tests.support.command import made, student_weights
 from tests.support.here import make_here
@@ -160,3 +162,41 @@ def test_a_shard_that_is_stored_is_not_made_again_when_its_process_dies(
     assert (tmp_path / "looks").read_text() == "x"  # it died
     assert not work.missing_shards()
     assert sorted(map(int, (tmp_path / "made").read_text().split())) == todo
+
+
+@dataclass(frozen=True)
+class Failing:
+    """A row-wise stage whose third shard cannot be made."""
+
+    stage: RowWise
+    fail: Callable[[], None]
+
+    def passes(self):
+        return [self.open]
+
+    def open(self, work):
+        make = self.stage.open(work)
+        return lambda number: make(number) if number < 2 else self.fail()
+
+
+def die():
+    os._exit(1)
+
+
+def refuse():
+    raise UserError("no")
+
+
+@pytest.mark.parametrize(("fail", "error"), [(die, LOST), (refuse, UserError)])
+def test_a_failed_stage_leaves_its_cores_to_others(sentray, tiny_recipe, fail, error):
+    """Its error is kept until all others are made."""
+    recipe = tiny_recipe("sentences.rows_per_shard=64", "train.max_failures=0")
+    sentray("run", sentray.recipe_file(recipe), "--only", "sentences")
+    plan = make_plan(load_recipe(sentray.recipe_file(recipe)))
+    work = works_of([plan.graph["tokens"]], recipe["storage"], plan.folders)["tokens"]
+    progress = Progress(print, RunLog(work.root, "history/log", print), RunMetrics("tiny"))
+    stage = Failing(work.node.stage, fail)
+    with pytest.raises(error) as caught:
+        make_rows(work, stage, progress.of("tokens"), start_board())
+    sentray.wait_for_idle()
+    assert caught.value

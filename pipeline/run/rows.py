@@ -1,9 +1,11 @@
 """Row-wise stages on Ray Data: actor pools over shard numbers. The ledger of shards is ours."""
 
+import gc
 import logging
 import os
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
@@ -130,7 +132,10 @@ def make_rows(work: NodeWork, stage: RowWise, progress: NodeProgress, board: Any
     while missing:
         try:
             _make_missing(missing, work, where, stage, progress, board)
-        except LOST as error:
+        except Exception as error:
+            _let_go(error)
+            if not isinstance(error, LOST):
+                raise
             before, missing = missing, work.missing_shards()
             losses = losses + 1 if len(missing) == len(before) else 1
             if losses > work.node.retries:
@@ -139,6 +144,19 @@ def make_rows(work: NodeWork, stage: RowWise, progress: NodeProgress, board: Any
             progress(f"a machine or process was lost ({lines[0][:120]}); goes on", important=True)
         else:
             return
+
+
+def _let_go(error: BaseException) -> None:
+    """Ends the actors of a dataset that failed, whatever keeps its error.
+
+    They live as long as somebody refers to them: the frames of the error do, and Ray Data's own
+    cycles. They would keep their cores, and whoever needs those would wait for ever.
+    """
+    one: BaseException | None = error
+    while one is not None:
+        traceback.clear_frames(one.__traceback__)
+        one = one.__cause__ or one.__context__
+    gc.collect()
 
 
 def _make_missing(
