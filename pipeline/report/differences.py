@@ -10,7 +10,6 @@ from pipeline.store.artifacts import ArtifactStore
 from stages.contract import EncoderLabel, Figure, Measurement
 from stages.evaluate.resampling import Items, interval, read_items
 
-NUM_RESAMPLES = 1000
 # Items of a figure, for each seed
 Several = Sequence[Items]
 
@@ -112,7 +111,7 @@ def _comparable(name: str, one: Mapping[str, Several], other: Mapping[str, Sever
 
 def _resampled(several: Several) -> np.ndarray:
     """Resampled figures, means over the seeds: of the same items for each."""
-    return np.mean([one.resampled(NUM_RESAMPLES) for one in several], axis=0)
+    return np.mean([one.resampled() for one in several], axis=0)
 
 
 def _shuffled(figures_R: np.ndarray, number: int) -> np.ndarray:

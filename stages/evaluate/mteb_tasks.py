@@ -5,9 +5,10 @@ It sees vectors as sentence-transformers returns them, and compares them by cosi
 encoder's own prompts of queries and documents, not MTEB's.
 
 In MTEB's own cache an encoder's results are below `Tested.known_as`, whose revision is of all that
-decides its vectors and of MTEB's version.
+decides its vectors and of MTEB's version. Items are beside them: MTEB's results are scores alone.
 """
 
+import json
 import os
 import tempfile
 from collections.abc import Iterable
@@ -22,6 +23,8 @@ from pydantic import Field, model_validator
 from stages.contract import Figure, Work
 from stages.errors import UserError
 from stages.evaluate.base import Evaluation, Result, Tested
+from stages.evaluate.mteb_items import is_of, items_of
+from stages.evaluate.resampling import Items, interval
 from stages.fields import Name, StoragePath
 from stages.kinds import Kind
 from stages.packages import need
@@ -90,29 +93,35 @@ class MtebTest(MtebTask, Evaluation):
         cached = self.cache is not None and tested.known_as is not None
         known = self._known(model, work) if cached else None
         if known is None or known.get_missing_evaluations(task):
-            found = self._evaluated(model, task)
+            found, items = self._evaluated(model, task)
             if cached:
                 whole = known.merge(found) if known and known.is_mergeable(found) else found
                 try:
                     mteb.ResultCache(self.cache).save_to_cache(whole, model.mteb_model_meta)
+                    self._keep_items(model, items)
                 except OSError as error:  # the figures are there; the artifact will have them
                     work.say(f"WARNING: not put into MTEB's cache: {error}", important=True)
         else:
             work.say(f"{self.task}: from MTEB's cache in {self.cache}")
-            found = known
+            found, items = known, self._known_items(model)
         found = found.validate_and_filter_scores(task)  # a cache may have other languages too
+        if items is not None and not is_of(items, found):  # they are of those
+            items = None
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / f"{self.task}.json"
             found.to_disk(file)
             files = {file.name: file.read_bytes()}
+        draws = _range_of_draws(found, task)
+        if items is not None and draws is None:
+            draws = interval(100 * items.resampled())
         figure = Figure(
-            self.task, 100 * found.get_score(), interval=_of_experiments(found, task), percent=True,
-            averaged="MTEB",
-        )  # fmt: skip
+            self.task, 100 * found.get_score(), interval=draws, percent=True, averaged="MTEB"
+        )
         note = f"{self.task}: main score x 100 of MTEB {mteb.__version__} ({task.metadata.type})."
-        return Result([figure], (note,), files=files)
+        kept = {} if items is None else {self.task: items}
+        return Result([figure], (note,), items=kept, files=files)
 
-    def _evaluated(self, model: "_Model", task: Any) -> Any:
+    def _evaluated(self, model: "_Model", task: Any) -> tuple[Any, Items | None]:
         import mteb
 
         try:
@@ -123,10 +132,12 @@ class MtebTest(MtebTask, Evaluation):
                 f"evaluate.mteb '{self.task}': its data set "
                 f"{one.metadata.dataset.get('path')} cannot be had ({str(error)[:300]})"
             ) from error
-        (found,) = mteb.evaluate(
-            model, task, cache=None, co2_tracker=False, show_progress_bar=False
-        ).task_results
-        return found
+        with tempfile.TemporaryDirectory() as folder:
+            (found,) = mteb.evaluate(
+                model, task, cache=None, co2_tracker=False, show_progress_bar=False,
+                prediction_folder=folder,
+            ).task_results  # fmt: skip
+            return found, items_of(task, found, Path(folder))
 
     def _known(self, model: "_Model", work: Work) -> Any:
         """What the cache has of the model, maybe of some of the task's languages only."""
@@ -141,14 +152,39 @@ class MtebTest(MtebTask, Evaluation):
             )  # fmt: skip
             return None
 
+    def _items_file(self, model: "_Model") -> Path:
+        import mteb
 
-def _of_experiments(found: Any, task: Any) -> tuple[float, float] | None:
-    """Range x 100 of the main score over the draws of a classification; None of other tasks, as
-    MTEB gives nothing but their scores, and of several splits or languages."""
+        cache = mteb.ResultCache(self.cache)
+        path = cache.get_task_result_path(self.task, model.mteb_model_meta)
+        return path.with_suffix(".items")
+
+    def _keep_items(self, model: "_Model", items: Items | None) -> None:
+        if items is not None:
+            told = {"statistic": items.statistic, "values": items.values.tolist()}
+            self._items_file(model).write_text(json.dumps(told))
+
+    def _known_items(self, model: "_Model") -> Items | None:
+        """None where there are none, or they are cut: an interval less, and no mark."""
+        try:
+            told = json.loads(self._items_file(model).read_text())
+            return Items(told["statistic"], np.asarray(told["values"], float))
+        except (OSError, ValueError, KeyError):
+            return None
+
+
+def _range_of_draws(found: Any, task: Any) -> tuple[float, float] | None:
+    """Of the main score x 100: over the draws of a classification, over the runs of a clustering;
+    None of other tasks, and of several splits, languages or levels."""
     scores = [one for of_split in found.scores.values() for one in of_split]
     name = task.metadata.main_score
-    draws = [100 * one[name] for one in scores[0].get("scores_per_experiment", ())]
-    return (min(draws), max(draws)) if len(scores) == 1 and draws else None
+    draws = [one[name] for one in scores[0].get("scores_per_experiment", ())]
+    levels = scores[0].get(f"{name}s", {})
+    if isinstance(levels, dict) and len(levels) == 1:
+        (draws,) = levels.values()
+    if len(scores) > 1 or not draws:
+        return None
+    return 100 * min(draws), 100 * max(draws)
 
 
 class _Model:

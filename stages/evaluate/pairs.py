@@ -10,8 +10,6 @@ from stages.evaluate.base import Result, Tested
 from stages.evaluate.resampling import Items, interval
 from stages.evaluate.tables import Labelled, LabelledTest, finite_vectors
 
-NUM_BOOTSTRAP = 1000
-
 
 class PairsTest(LabelledTest):
     """Average precision. Columns `sentence1`, `sentence2` and `label` (0 or 1)."""
@@ -44,7 +42,7 @@ def score_pairs(name: str, pairs: Labelled, tested: Tested) -> Result:
     right = finite_vectors([b for _, b in pairs.texts], tested.encode_documents or tested.encode)
     similarities = np.einsum("ij,ij->i", left, right)
     items = Items("average precision", np.stack([similarities, pairs.labels], 1))
-    limits = interval(100 * items.resampled(NUM_BOOTSTRAP))
+    limits = interval(100 * items.resampled())
     figure = Figure(
         f"AP {name}", 100 * items.figure(), interval=limits, percent=True, averaged="pairs"
     )

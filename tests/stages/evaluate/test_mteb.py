@@ -11,8 +11,6 @@ import pytest
 from pipeline.compare.models import evaluate_models
 from pipeline.plan.graph import build_graph
 from stages.contract import EncoderLabel
-from stages.encoder.config import normalizes
-from stages.encoder.model import load_for_inference
 from stages.encoder.settings import EncoderSettings
 from stages.encoder.source import EncoderSource
 from stages.errors import UserError
@@ -24,10 +22,10 @@ from stages.evaluate.stage import Evaluate
 from stages.recipe import Recipe
 from tests.support.models import make_sentences
 from tests.support.pipelines import make_pipeline, pooling
+from tests.support.tested import SILENT, encoder_of
 
 mteb = pytest.importorskip("mteb")
 TASKS = importlib.import_module("mteb.get_tasks")._TASKS_REGISTRY
-SILENT = SimpleNamespace(say=lambda *_, **__: None)
 
 
 def rows_of(split, count):
@@ -93,13 +91,6 @@ def model(tmp_path, request):
     return make_pipeline(tmp_path, pooling("mean"), *more)
 
 
-def encoder_of(folder):
-    settings = EncoderSettings(model=str(folder), pooling="auto", max_length=32, device="cpu")
-    encoder = load_for_inference(settings)
-    known = {"pooled": encoder.encode, "normalizes": normalizes(folder)}
-    return base.Tested(encoder.encode_unit, encoder, **known)
-
-
 def test_a_task_has_the_score_that_mteb_gives_sentence_transformers(local_task, model):
     from sentence_transformers import SentenceTransformer
 
@@ -112,6 +103,7 @@ def test_a_task_has_the_score_that_mteb_gives_sentence_transformers(local_task, 
     assert 20 < figure.value < 100
     low, high = figure.interval  # over MTEB's draws
     assert low < figure.value < high
+    assert 100 * result.items[local_task].figure() == pytest.approx(figure.value)
     whole = json.loads(result.files[f"{local_task}.json"])
     assert whole["task_name"] == local_task
 
@@ -232,6 +224,7 @@ def test_a_cached_result_is_of_the_languages_that_are_asked_for(two_languages, m
         known = replace(encoder_of(model), known_as=("sentray/mine", "1"))
         return MtebTest(task=two_languages, **settings).score(known, SILENT).figures[0].value
 
+    assert not MtebTest(task=two_languages).score(encoder_of(model), SILENT).items
     english, both = figure(languages=["eng"]), figure()
     assert abs(english - both) > 1
     cache = str(tmp_path / "cache")
