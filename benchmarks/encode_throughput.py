@@ -32,6 +32,7 @@ from torch import nn
 
 from pipeline.plan.plan import make_plan
 from pipeline.recipe.read import load_recipe
+from pipeline.run.log import RunLog
 from pipeline.run.runner import make, run
 from pipeline.run.session import ray_session
 from stages.encoder.cpu import PackedLinear
@@ -103,7 +104,8 @@ def compare(recipe, plan, options, folder) -> None:  # type: ignore[no-untyped-d
 
         def stage() -> None:
             node = plan.graph["embed:minilm"]
-            make(plan, [node], {node.name}, lambda line: None, {}, "history/throughput")
+            with RunLog(plan.store.root, "history/throughput/log", print) as log:
+                make(plan, [node], {node.name}, lambda _: None, {}, "history/throughput", log)
 
         tokens = sum(len(row) for row in ours["float32"].tokenizer(texts))
         most = options.tokens_per_batch

@@ -31,6 +31,7 @@ from ray.cluster_utils import Cluster
 
 from pipeline.plan.plan import make_plan
 from pipeline.recipe.read import load_recipe
+from pipeline.run.log import RunLog
 from pipeline.run.runner import make, run
 from pipeline.run.session import ray_session
 from pipeline.run.work import NodeWork, works_of
@@ -85,7 +86,8 @@ def measured(  # type: ignore[no-untyped-def]
     try:
         with ray_session(cluster.address):
             started, cpu_started = time.perf_counter(), time.process_time()
-            make(plan, [node], {stage}, lambda line: None, {}, "history/scaling")
+            with RunLog(plan.store.root, "history/scaling/log", print) as log:
+                make(plan, [node], {stage}, lambda line: None, {}, "history/scaling", log)
             return time.perf_counter() - started, time.process_time() - cpu_started
     finally:
         ray.shutdown()

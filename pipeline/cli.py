@@ -10,7 +10,7 @@ from pipeline.options import add_run_options, add_set
 from pipeline.run.stopping import Ended, end_process, ended_by_signals
 from stages.errors import Stopped, UserError
 from stages.kinds import KINDS
-from stages.plain import check_scalar, for_people, shortened
+from stages.plain import check_scalar, for_people, printable, shortened
 
 
 def command() -> NoReturn:
@@ -114,7 +114,7 @@ def _tune(options: argparse.Namespace) -> int:
 def _show(options: argparse.Namespace) -> int:
     from pipeline.report.show import show
 
-    print(show(options.what, options.storage, options.rows, options.plugin))
+    print(printable(show(options.what, options.storage, options.rows, options.plugin)))
     return 0
 
 

@@ -14,8 +14,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# Seconds for which a request is made again. A first request may have a wrong address: less.
-VARIABLE = "SENTRAY_STORAGE_PATIENCE"
+# Seconds for which a request is made again. A first request may have a wrong address: less, but in
+# a worker, whose driver has had answers.
+VARIABLE, KNOWN = "SENTRAY_STORAGE_PATIENCE", "SENTRAY_STORAGE_KNOWN"
 SECONDS, FIRST_SECONDS = 300.0, 20.0
 LEAST_PAUSE, MOST_PAUSE = 0.5, 20.0
 
@@ -48,7 +49,7 @@ class Patience:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._answered = False
+        self._answered = KNOWN in os.environ
 
     def ask(self, request: Callable[[], T]) -> T:
         """The answer. A request must be one that does no harm when it is made twice.

@@ -63,6 +63,9 @@ def shortened(text: str, most: int = SHOWN) -> str:
 def for_people(text: str) -> str:
     """A message with escapes for what a terminal would not show, or would obey, without the middle
     of what nobody reads, and without passwords in addresses."""
-    masked = PASSWORD.sub(r"\1***@", text)
-    escaped = UNPRINTABLE.sub(lambda found: repr(found[0])[1:-1], masked)
-    return shortened(escaped, LONGEST_MESSAGE)
+    return shortened(printable(PASSWORD.sub(r"\1***@", text)), LONGEST_MESSAGE)
+
+
+def printable(text: str) -> str:
+    """With escapes for what a terminal would not show, or would obey."""
+    return UNPRINTABLE.sub(lambda found: repr(found[0])[1:-1], text)

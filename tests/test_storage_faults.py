@@ -1,6 +1,7 @@
 """A storage that stumbles: an S3 server on loopback behind a proxy that fails as real ones do."""
 
 import io
+import os
 import random
 import re
 import threading
@@ -12,10 +13,12 @@ import pytest
 from pipeline.store.artifacts import ArtifactStore
 from pipeline.store.manifest import shard_line
 from stages import files
+from stages.endpoint.journal import Journal, Spent, request_key
 from stages.errors import StorageError, StorageSilent
 from stages.files import Root
-from stages.patience import VARIABLE, Patience, is_transient
+from stages.patience import KNOWN, VARIABLE, Patience, Silent, is_transient
 from stages.recipe import Recipe
+from stages.rewrite.chat import Answer
 from tests.pipeline.store.test_artifacts import publish
 from tests.support.faulty import faulty_proxy
 from tests.support.here import make_here
@@ -223,3 +226,46 @@ def test_a_missing_file_is_an_answer():
     with pytest.raises(FileNotFoundError):
         Patience("x").ask(request)
     assert len(asked) == 1
+
+
+def test_a_worker_has_patience_from_its_first_request_on(monkeypatch, sentray):
+    """It is there since its driver has had answers."""
+    import ray
+
+    inherited = ray.get(ray.remote(num_cpus=0)(lambda: dict(os.environ)).remote())
+    assert inherited[KNOWN] == "1"
+    monkeypatch.setattr("stages.patience.FIRST_SECONDS", 0.0)
+    monkeypatch.setattr("stages.patience.LEAST_PAUSE", 0.01)
+
+    def answer():
+        answers = iter([OSError("HTTP status 503"), OSError("HTTP status 503")])
+
+        def request():
+            for error in answers:
+                raise error
+            return "here"
+
+        return Patience("x").ask(request)
+
+    with pytest.raises(Silent):
+        answer()
+    monkeypatch.setenv(KNOWN, "1")
+    assert answer() == "here"
+
+
+def test_a_journal_of_many_segments_is_read_while_storage_stumbles(faulty):
+    """A segment is a second of answers: two requests each, one by one, would be minutes."""
+    root = Root(faulty.root.format("journal"))
+    journal = Journal(root, "answers", "me", Answer)
+    for number in range(70):
+        journal.add([(request_key({"n": number}), Answer(str(number), "stop", 1, 1))])
+        journal.flush()
+    journal.charge(Spent(1, 5, 7))
+    journal.flush()
+    outage(faulty, OUTAGE, "slow_down")
+    again = Journal(root, "answers", "me", Answer)
+    assert again.get(request_key({"n": 69})).text == "69"
+    assert again.spent() == Spent(71, 75, 77, unanswered=1)
+    before = sum(faulty.counts.values())
+    Journal(root, "answers", "me", Answer)
+    assert sum(faulty.counts.values()) - before <= 1 + 71

@@ -18,6 +18,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.run.board import LEAVING, begin, poster, stop_of, wait_until_told
+from pipeline.run.losses import LOST, too_many
 from pipeline.run.meter import Meter
 from pipeline.run.placement import (
     Place,
@@ -56,7 +57,8 @@ def make_nodes(
     works = [replace(work, secrets=secrets) for work in works]
     if isinstance(stage, RowWise):
         for work in works:
-            make_rows(work, stage, progress(work.name), board)
+            with _watched_room(work, 1, progress(work.name)):
+                make_rows(work, stage, progress(work.name), board)
             stage.finish(replace(work, tell=progress(work.name)))
     elif resources.in_driver:
         _make_here([replace(work, tell=progress(work.name)) for work in works])
@@ -66,7 +68,8 @@ def make_nodes(
     else:
 
         def make() -> None:
-            _task(_make_there, _options(first, place_of(first)), works, board)
+            with _watched_room(first, 1, progress(first.name)):
+                _task(_make_there, _options(first, place_of(first)), works, board)
 
         _also_elsewhere(make, first.name, board, progress(first.name))
 
@@ -174,6 +177,8 @@ def _task(
                 "set TMPDIR to a larger place, and run again to continue."
             ) from None
         raise
+    except LOST as error:
+        raise too_many(works[0].name, error) from error
 
 
 def make_on_workers(
@@ -190,14 +195,12 @@ def make_on_workers(
     where = place_of(work)
 
     def make_once() -> None:
-        if workers.grouped:
-            with (
-                _watched_room(work, where, workers, say),
-                tempfile.TemporaryDirectory(prefix="sentray-train-") as scratch,
-            ):
-                _group(work, where, workers, board, make, scratch)
-        else:
-            _task(_make_there, _options(work, where), [work], board)
+        with _watched_room(work, workers.count, say):
+            if workers.grouped:
+                with tempfile.TemporaryDirectory(prefix="sentray-train-") as scratch:
+                    _group(work, where, workers, board, make, scratch)
+            else:
+                _task(_make_there, _options(work, where), [work], board)
 
     _also_elsewhere(make_once, work.name, board, say)
 
@@ -215,10 +218,11 @@ def _also_elsewhere(make: Callable[[], None], node: str, board: Any, say: Say) -
 
 
 @contextmanager
-def _watched_room(work: NodeWork, where: Place, workers: Workers, say: Say) -> Iterator[None]:
-    """Says it when the workers do not fit on the machines that are there: Ray waits without a word,
-    for as long as it takes."""
-    over = threading.Event()
+def _watched_room(work: NodeWork, num_workers: int, say: Say) -> Iterator[None]:
+    """Says it when so many workers do not fit on the machines that are there: Ray waits without a
+    word, for as long as it takes."""
+    over, where = threading.Event(), place_of(work)
+    fewer = "; with fewer, too: end this run and start it again with another train.num_workers"
 
     def watch() -> None:
         told = False
@@ -227,15 +231,14 @@ def _watched_room(work: NodeWork, where: Place, workers: Workers, say: Say) -> I
                 room = room_for(work, where)
             except Exception:  # Ray itself is gone, which the training notices too
                 return
-            if room >= workers.count:
+            if room >= num_workers:
                 told = False
             elif not told:
                 told = True
                 say(
-                    f"waits for machines: there is room for {room} of {workers.count} workers of "
-                    f"{where.cpus:g} core(s) and {where.gpus:g} GPU(s); it goes on from its last "
-                    "checkpoint. It goes on with fewer, too: end this run and start it again with "
-                    "another train.num_workers",
+                    f"waits for machines: there is room for {room} of {num_workers} workers of "
+                    f"{where.cpus:g} core(s) and {where.gpus:g} GPU(s); it goes on from what is "
+                    f"finished{fewer if num_workers > 1 else ''}",
                     important=True,
                 )
 
@@ -286,8 +289,11 @@ def _group(
     )
     try:
         trainer.fit()
-    except TrainingFailedError:
+    except TrainingFailedError as failed:
         if ray.get(board.error.remote(work.name)) is None:
+            for one in getattr(failed, "worker_failures", {}).values():
+                if isinstance(one, LOST):  # what others say then comes of it
+                    raise too_many(work.name, one) from failed
             raise
     error = ray.get(board.error.remote(work.name))
     if error is not None:

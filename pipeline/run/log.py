@@ -52,6 +52,8 @@ class RunLog:
             self._lines.append(json.dumps({"time": now} | entry))
 
     def __enter__(self) -> "RunLog":
+        self.add("", "started", "", NO_FIGURES)
+        self.write()  # whoever asks for the run's state sees that it is there
         return self
 
     def __exit__(

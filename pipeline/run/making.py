@@ -35,18 +35,17 @@ def make(
     out: Callable[[str], None],
     pools: Mapping[str, PoolSettings],
     record: str,
+    log: RunLog,
 ) -> None:
     """Makes nodes of a plan, within a Ray session.
 
     Args:
         again: those that are forgotten first. pools: where stages run. record: folder of what is
-            kept of the run, to get its log.
+            kept of the run, which names its lease.
 
     Raises:
         UserError: as the stages do, and for a node that can never be placed, before any is made.
     """
-    if not wanted:
-        return
     import ray
 
     from pipeline.run.board import start_board
@@ -62,11 +61,7 @@ def make(
         if not node.stage.resources().in_driver
     }
     board, asked = start_board(), threading.Event()
-    with (
-        RunLog(plan.store.root, f"{record}/log", out) as log,
-        Leases(plan.store.root, out) as leases,
-        asked_by_signals(asked, out),
-    ):
+    with Leases(plan.store.root, out) as leases, asked_by_signals(asked, out):
         progress = Progress(out, log, RunMetrics(plan.recipe.name))
         leases.hold(run_lease(record), progress.said_last)
         making = _Making(plan, wanted, again, pools, places, board, progress, leases)

@@ -14,6 +14,7 @@ from typing import Any
 import ray
 
 from pipeline.run.board import asked_of, begin, machine_is_leaving, poster, wait_until_told
+from pipeline.run.losses import LOST, first_line, too_many
 from pipeline.run.meter import Meter
 from pipeline.run.placement import Place, assigned_cores, place_of, use_assigned_cores
 from pipeline.run.progress import NodeProgress
@@ -24,14 +25,6 @@ from stages.contract import RowWise, Shard
 from stages.errors import Stopped, StorageSilent, UserError
 from stages.text import clock
 
-# Ray's own failures, not the user's code's.
-LOST = (
-    ray.exceptions.RayActorError,
-    ray.exceptions.WorkerCrashedError,
-    ray.exceptions.NodeDiedError,
-    ray.exceptions.ObjectLostError,
-    ray.exceptions.RaySystemError,
-)
 # What a shard that nobody began says instead of an error.
 STOPPED = "stopped"
 # How often an actor asks whether its machine leaves; all actors ask one process of Ray's head.
@@ -127,6 +120,9 @@ def make_rows(work: NodeWork, stage: RowWise, progress: NodeProgress, board: Any
     A machine that is lost may end all of Ray Data's work (its actors are "unavailable", for which
     Ray has no retry). Then what is missing is begun again; losses without a shard between them
     count against `train.max_failures`.
+
+    Raises:
+        UserError: there were too many of them.
     """
     losses, missing, where = 0, work.missing_shards(), place_of(work)
     while missing:
@@ -139,9 +135,9 @@ def make_rows(work: NodeWork, stage: RowWise, progress: NodeProgress, board: Any
             before, missing = missing, work.missing_shards()
             losses = losses + 1 if len(missing) == len(before) else 1
             if losses > work.node.retries:
-                raise
-            lines = str(error).splitlines() or [type(error).__name__]
-            progress(f"a machine or process was lost ({lines[0][:120]}); goes on", important=True)
+                raise too_many(work.name, error) from error
+            said = f"a machine or process was lost ({first_line(error)[:120]}); goes on"
+            progress(said, important=True)
         else:
             return
 

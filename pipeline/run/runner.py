@@ -10,6 +10,7 @@ from pipeline.plan.plan import Plan, make_plan
 from pipeline.recipe.read import dump_recipe
 from pipeline.report.figures import collect
 from pipeline.run.commits import commits_for
+from pipeline.run.log import RunLog
 from pipeline.run.making import make
 from pipeline.run.pools import PoolSettings
 from pipeline.run.student import find_student, present_student
@@ -63,9 +64,10 @@ def run(
 
         from pipeline.run.session import ray_session
 
-        with ray_session(address, out):
-            make(plan, wanted, again, out, pools, record)
-    finish(plan, record)
+        with RunLog(plan.store.root, f"{record}/log", out) as log:
+            with ray_session(address, out):
+                make(plan, wanted, again, out, pools, record, log)
+            finish(plan, record)
     return True
 
 
@@ -155,7 +157,9 @@ def make_needed(
     plan = make_plan(recipe)
     wanted = plan.missing_for(names)
     check_undamaged(plan, wanted, set())
-    make(plan, wanted, set(), out, pools, record)
+    if wanted:
+        with RunLog(plan.store.root, f"{record}/log", out) as log:
+            make(plan, wanted, set(), out, pools, record, log)
 
 
 def record_start(plan: Plan) -> str:

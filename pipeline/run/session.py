@@ -50,6 +50,7 @@ def ray_session(
         "env_vars": {
             "TOKENIZERS_PARALLELISM": "false",
             "RAY_AIR_NEW_OUTPUT": "0",
+            patience.KNOWN: "1",
             "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", SPIN_COUNT),
         },
         "worker_process_setup_hook": "pipeline.run.session.set_up_worker",

@@ -81,7 +81,7 @@ def run_state(root: Root, record: str, lease: Seen | None) -> RunState:
         return RunState(recipe, started, event, str(last.get("text", "")))
     if event == "ended" or root.exists(f"{record}/results.json"):
         return RunState(recipe, started, "finished", "")
-    told = f"last: {last['stage']}: {last['text']}" if last else "before it made anything"
+    told = f"last: {last['stage']}: {last['text']}" if last.get("stage") else "nothing made yet"
     # on a storage that cannot have leases only the log tells
     alive = lease is None and age < 3 * SECONDS_BETWEEN_FILES
     return RunState(recipe, started, "running" if alive else "killed", told)

@@ -7,7 +7,6 @@ not matter: servers that know no base64 give numbers.
 
 import base64
 import binascii
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -15,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from stages.embed.endpoint import EmbeddingEndpoint
-from stages.endpoint.http import Reply, bytes_as_tokens
+from stages.endpoint.http import Reply, bytes_as_tokens, counted, parsed
 from stages.endpoint.journal import request_key
 from stages.errors import UserError
 
@@ -91,10 +90,10 @@ def read_embeddings(reply: Reply, body: dict[str, Any], what: str) -> Embeddings
     """
     if reply.status != 200:
         return None
+    whole = parsed(reply.text)
     try:
-        whole = json.loads(reply.text)
         rows = [(row.get("index"), row["embedding"]) for row in whole["data"]]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError):
         return None
     count = len(body["input"])
     if len(rows) != count:
@@ -112,7 +111,7 @@ def read_embeddings(reply: Reply, body: dict[str, Any], what: str) -> Embeddings
     widths = {len(vector) for vector in vectors}
     if len(widths) > 1:
         raise UserError(f"{what} gave vectors of several widths in one answer: {sorted(widths)}")
-    return Embeddings(np.stack(vectors), _prompt_tokens(whole, body))
+    return Embeddings(np.stack(vectors), counted(whole, "prompt_tokens", estimated_tokens(body)))
 
 
 def _numbers(embedding: Any, what: str) -> np.ndarray:
@@ -131,12 +130,6 @@ def _numbers(embedding: Any, what: str) -> np.ndarray:
             f"floats: {_shown(embedding)}. Try endpoint.encoding: float, or look at the server"
         )
     return vector
-
-
-def _prompt_tokens(whole: dict[str, Any], body: dict[str, Any]) -> int:
-    usage = whole.get("usage")
-    tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
-    return tokens if type(tokens) is int and tokens >= 0 else estimated_tokens(body)
 
 
 def _shown(value: Any) -> str:

@@ -22,7 +22,7 @@ from pydantic import SecretStr
 
 from stages.endpoint.failures import Failures, Patience
 from stages.endpoint.http import Endpoint, Reply, is_unpaid
-from stages.endpoint.journal import SECONDS_IN_SEGMENT, Journal, Paid
+from stages.endpoint.journal import SECONDS_IN_SEGMENT, Journal, Paid, Spent
 from stages.endpoint.limits import Grant, Limits
 from stages.endpoint.settings import EndpointSettings
 from stages.errors import UserError
@@ -245,12 +245,14 @@ class Client(ABC, Generic[R, A, Found]):
     async def _send(self, request: R, grant: Grant) -> None:
         """Sends a request; gives its result, or puts it back to be tried again."""
         answer = found = None
+        cost: Paid | None = None
         again: tuple[R, ...] = (request,)
         backoff_seconds = 0.0
         try:
             self._journal.ready(self._asked.concurrency)
             reply = await self._endpoint.post(request.body)
             answer = self.read(reply, request.body)
+            cost = answer or self._charge(reply, request.body)
             if answer is not None:
                 self.keep(request, answer)
                 self._failures.answered()
@@ -269,7 +271,7 @@ class Client(ABC, Generic[R, A, Found]):
             self._fatal, found, again = self._fatal or error, None, (request,)
         finally:
             self._in_flight -= 1
-            self._limits.settle(grant, answer)
+            self._limits.settle(grant, cost)
             self._changed.set()
         if found is None:
             self._open += len(again) - 1
@@ -294,7 +296,19 @@ class Client(ABC, Generic[R, A, Found]):
     async def _works(self) -> bool:
         """Whether the endpoint answers the probe."""
         body = self.probe()
-        return self.read(await self._endpoint.post(body), body) is not None
+        reply = await self._endpoint.post(body)
+        works = self.read(reply, body) is not None
+        self._charge(reply, body)
+        return works
+
+    def _charge(self, reply: Reply, body: dict[str, Any]) -> Paid | None:
+        """What a request without an answer of use may have cost: as much as it may, where it was
+        sent and not refused."""
+        if not reply.connected or reply.status not in (0, 200):
+            return None
+        cost = Spent(1, self.estimated_tokens(body), self._asked.most_answer_tokens)
+        self._journal.charge(cost)
+        return cost
 
     async def _give(self, request: R, found: Found) -> None:
         self._open -= 1

@@ -101,13 +101,29 @@ class Endpoint:
         """An error body's message, without secrets, shortened."""
         error = _error_in(text)
         said = error.get("message", error) if isinstance(error, dict) else error
-        whole = said if isinstance(said, str) else json.dumps(said, ensure_ascii=False)
+        whole = text
+        with suppress(RecursionError):
+            whole = said if isinstance(said, str) else json.dumps(said, ensure_ascii=False)
         return " ".join(self.hidden(whole).split())[:MOST_OF_A_MESSAGE]
 
 
 def bytes_as_tokens(text: str) -> int:
     """Tokens of a text that nobody has counted, rather too many: three bytes each."""
     return len(text.encode("utf-8", "surrogatepass")) // 3
+
+
+def parsed(text: str) -> Any:
+    """JSON; None where it is none, or is nested deeper than Python reads."""
+    with suppress(ValueError, RecursionError):
+        return json.loads(text)
+    return None
+
+
+def counted(whole: dict[str, Any], field: str, estimate: int) -> int:
+    """Tokens by an answer's `usage`. A budget must hold: what is no count is estimated."""
+    usage = whole.get("usage")
+    tokens = usage.get(field) if isinstance(usage, dict) else None
+    return tokens if type(tokens) is int and 0 <= tokens < 1 << 63 else estimate
 
 
 def is_unpaid(reply: Reply) -> bool:
@@ -118,8 +134,8 @@ def is_unpaid(reply: Reply) -> bool:
 
 def _error_in(text: str) -> Any:
     """What an error body says went wrong, or all of it."""
-    with suppress(ValueError, KeyError, TypeError):
-        whole = json.loads(text)
+    whole = parsed(text)
+    with suppress(KeyError, TypeError):
         return whole["error"] if "error" in whole else whole["detail"]
     return text
 

@@ -34,6 +34,7 @@ SECONDS_IN_SEGMENT = 1.0
 # Of the disk, at least: before the first answer nobody knows how long they are
 BYTES_RESERVED = 8 << 20
 SEGMENTS_KEPT = 8  # in memory, of those that were read again
+SEGMENTS_READ = 64  # in memory when a journal is opened
 
 
 class Paid(Protocol):
@@ -49,11 +50,12 @@ class Paid(Protocol):
 
 @dataclass
 class Spent:
-    """What one artifact has paid for."""
+    """What one artifact has paid for; unanswered: of the requests, those that may have cost."""
 
     requests: int = 0
     prompt_tokens: int = 0
     answer_tokens: int = 0
+    unanswered: int = 0
 
     def add(self, answer: Paid) -> None:
         self.requests += answer.requests
@@ -89,22 +91,32 @@ class Journal(Generic[A]):
         self._longest = 0  # bytes of what was added at once
         self._segment, self._num_segments, self._segment_since = bytearray(), 0, 0.0
         self._segments_read: dict[str, bytes] = {}
-        for name in root.list(folder):
-            if name.endswith(".jsonl"):
-                self._read(name)
+        names = [name for name in root.list(folder) if name.endswith(".jsonl")]
+        if root.is_local:
+            for name in names:
+                with open(root.path(f"{folder}/{name}"), "rb") as file:
+                    self._read(name, file)
+            return
+        while some := names[:SEGMENTS_READ]:
+            names = names[SEGMENTS_READ:]
+            contents = root.read_all(f"{folder}/{name}" for name in some)
+            for name, content in zip(some, contents, strict=True):
+                self._read(name, io.BytesIO(content))
 
-    def _read(self, name: str) -> None:
+    def _read(self, name: str, lines: Iterable[bytes]) -> None:
         offset = 0
-        with self._root.fs.open_input_stream(self._root.path(f"{self._folder}/{name}")) as raw:
-            for line in io.BufferedReader(raw, 1 << 20):
-                try:
-                    row = json.loads(line)
+        for line in lines:
+            try:
+                row = json.loads(line)
+                if "unanswered" in row:
+                    self._charged(row["owner"], Spent(**row["unanswered"]))
+                else:
                     key, answer = bytes.fromhex(row["key"]), self._answer(**row["answer"])
                     self._place[key] = (name, offset, len(line))
                     self._spent[row["owner"]].add(answer)
-                except (ValueError, KeyError, TypeError):
-                    pass  # torn by a kill
-                offset += len(line)
+            except (ValueError, KeyError, TypeError):
+                pass  # torn by a kill
+            offset += len(line)
 
     def spent(self) -> Spent:
         """What this journal's owner has paid for, in all its runs."""
@@ -141,22 +153,48 @@ class Journal(Generic[A]):
             StorageError: they are not kept; or the disk is full, and they are.
         """
         given = list(answers)
-        lines = [self._line(*one) for one in given]
+        lines = [self._line(key, answer) for key, answer in given]
+        name, offset, full = self._append(b"".join(lines))
+        for (key, answer), line in zip(given, lines, strict=True):
+            self._spent[self._owner].add(answer)
+            self._place[key] = (name, offset, len(line))
+            offset += len(line)
+        self._kept(full)
+
+    def charge(self, cost: Spent) -> None:
+        """Keeps what a request may have cost that was sent and has no answer, for the budget.
+
+        Raises:
+            StorageError: as `add`.
+        """
+        row = {"owner": self._owner, "unanswered": vars(cost)}
+        *_, full = self._append(json.dumps(row).encode() + b"\n")
+        self._charged(self._owner, cost)
+        self._kept(full)
+
+    def _charged(self, owner: str, cost: Spent) -> None:
+        self._spent[owner].add(cost)
+        self._spent[owner].unanswered += cost.requests
+
+    def _append(self, lines: bytes) -> tuple[str, int, OSError | None]:
+        """File and offset of what was added; why what was held had to be given back."""
         if not self._root.is_local:
             self._segment_since = self._segment_since if self._segment else time.monotonic()
-            self._note(given, lines, self._segment_name, len(self._segment))
-            self._segment += b"".join(lines)
-            self.flush(SECONDS_IN_SEGMENT)
-            return
+            offset = len(self._segment)
+            self._segment += lines
+            return self._segment_name, offset, None
         if self._file is None:
             self.ready()
         assert self._file is not None
-        start = self._file.tell()
-        full = self._write(b"".join(lines), start)
-        self._note(given, lines, f"{self._name}.jsonl", start)
-        self._longest = max(self._longest, sum(map(len, lines)))
+        offset = self._file.tell()
+        full = self._write(lines, offset)
+        self._longest = max(self._longest, len(lines))
+        return f"{self._name}.jsonl", offset, full
+
+    def _kept(self, full: OSError | None) -> None:
         if full is not None:
             raise storage_error(self._root.uri, full)
+        self.flush(SECONDS_IN_SEGMENT)
 
     def _write(self, data: bytes, start: int) -> OSError | None:
         """Writes all or, with an error, nothing; returns why what was held had to be given back."""
@@ -174,15 +212,6 @@ class Journal(Generic[A]):
                 self._reserve.close()
                 self._reserve, full = None, error
         return full
-
-    def _note(
-        self, answers: Iterable[tuple[bytes, A]], lines: Iterable[bytes], name: str, offset: int
-    ) -> None:
-        """That their lines are in file `name`, from `offset` on."""
-        for (key, answer), line in zip(answers, lines, strict=True):
-            self._spent[self._owner].add(answer)
-            self._place[key] = (name, offset, len(line))
-            offset += len(line)
 
     def _line(self, key: bytes, answer: A) -> bytes:
         row = {"key": key.hex(), "owner": self._owner, "answer": vars(answer)}

@@ -135,6 +135,9 @@ class Limits:
     def summary(self) -> str:
         """What has been spent, in words."""
         spent = self._spent
-        text = f"{spent.requests:,} answers, {spent.prompt_tokens + spent.answer_tokens:,} tokens"
+        text = f"{spent.requests - spent.unanswered:,} answers, "
+        if spent.unanswered:
+            text += f"{spent.unanswered:,} requests without one (each as dear as it may be), "
+        text += f"{spent.prompt_tokens + spent.answer_tokens:,} tokens"
         cost = self._settings.budget.cost(spent.prompt_tokens, spent.answer_tokens)
         return text if cost is None else f"{text}, cost {cost:,.4f}"

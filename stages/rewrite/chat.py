@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from stages.endpoint.http import Reply, bytes_as_tokens
+from stages.endpoint.http import Reply, bytes_as_tokens, counted, parsed
 from stages.rewrite.rewrites import Outcome
 from stages.rewrite.rewriting import Rewriting
 
@@ -146,17 +146,15 @@ def read_completion(reply: Reply, body: dict[str, Any]) -> Answer | None:
     """
     if reply.status != 200:
         return None
+    whole = parsed(reply.text)
     try:
-        whole = json.loads(reply.text)
         choice = whole["choices"][0]
-        usage = whole.get("usage") or {}
         content = str(choice["message"].get("content") or "")
-        prompt, made = usage.get("prompt_tokens"), usage.get("completion_tokens")
         return Answer(
             content,
             str(choice.get("finish_reason") or ""),
-            estimated_tokens(body) if prompt is None else int(prompt),
-            bytes_as_tokens(content) + 1 if made is None else int(made),
+            counted(whole, "prompt_tokens", estimated_tokens(body)),
+            counted(whole, "completion_tokens", bytes_as_tokens(content) + 1),
         )
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+    except (KeyError, IndexError, TypeError, AttributeError):
         return None

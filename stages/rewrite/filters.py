@@ -7,6 +7,7 @@ from functools import cache
 from pydantic import Field, model_validator
 
 from stages.packages import need
+from stages.plain import UNPRINTABLE
 from stages.settings import Settings
 
 # py3langid guesses on shorter text
@@ -55,14 +56,16 @@ class Filters(Settings):
     def fault(self, sentence: str, rewrite: str) -> str | None:
         """Why a rewrite of a sentence is rejected, the first reason that applies; None: it is kept.
 
-        Reasons: empty, unchanged, too_short, too_long, near_copy, repeats, wrong_script,
-        wrong_language.
+        Reasons: empty, control_characters, unchanged, too_short, too_long, near_copy, repeats,
+        wrong_script, wrong_language.
         """
         from rapidfuzz.distance import Levenshtein
 
         source, found = _plain(sentence), _plain(rewrite)
         if not found:
             return "empty"
+        if UNPRINTABLE.search(rewrite):
+            return "control_characters"
         if source == found:
             return "unchanged"
         growth = len(found) / max(1, len(source))

@@ -15,7 +15,7 @@ import pytest
 from pipeline.cli import main
 from pipeline.plan.plan import make_plan
 from pipeline.run.log import RunLog
-from pipeline.run.runner import choose, finish, record_start
+from pipeline.run.runner import choose, finish, record_start, run
 from pipeline.store.leases import Leases, run_lease
 from pipeline.store.manifest import new_manifest
 from pipeline.upkeep.clearing import clear, garbage
@@ -276,7 +276,7 @@ def test_how_runs_ended(storage):
         log_of(storage, record, error)
     _, record = storage.run("killed", only=["sentences"])
     log_of(storage, record)
-    (file,) = (storage.path / record / "log").iterdir()
+    *_, file = sorted((storage.path / record / "log").iterdir())
     file.write_text("\n".join(file.read_text().splitlines()[:-1]) + "\n")
     assert states(storage, "killed") == [("killed", "running", "last: train: step 4")]
     os.utime(file, (OLD, OLD))
@@ -284,11 +284,19 @@ def test_how_runs_ended(storage):
     assert states(storage) == [
         ("ended", "finished", ""), ("failed", "failed", "ValueError: too hot"),
         ("finished", "finished", ""), ("killed", "killed", "last: train: step 4"),
-        ("silent", "killed", "before it made anything"),
+        ("silent", "killed", "nothing made yet"),
         ("stopped", "stopped", "Stopped: stopped; run again to continue"),
     ]  # fmt: skip
     with pytest.raises(UserError, match="status nobody: no recipe of that name has run"):
         status(storage.root, "nobody")
+
+
+def test_a_run_that_found_no_cluster_has_failed(storage):
+    plan, _ = storage.run("one", only=["sentences"])
+    with pytest.raises(UserError, match="127.0.0.1:1"):
+        run(plan.recipe, address="127.0.0.1:1")
+    ((_, state, told),) = states(storage)
+    assert state == "failed" and "127.0.0.1:1" in told
 
 
 HOLD = """

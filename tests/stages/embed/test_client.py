@@ -14,7 +14,6 @@ import pytest
 from stages.encoder.config import described_in
 from stages.encoder.settings import EncoderSettings
 from stages.endpoint.failures import Patience
-from stages.endpoint.journal import Spent
 from stages.errors import Stopped, UserError
 from stages.files import Root
 from tests.support.command import wait_until
@@ -57,7 +56,10 @@ def test_every_kind_of_trouble_loses_nothing_and_pays_nothing_twice(serve, tmp_p
     np.testing.assert_array_equal(again, found)
     assert len(server.bodies) == before
     spent = journal_in(tmp_path).spent()
-    assert spent == Spent(-(-count // 4), 5 * count, 0)
+    # dropped, or answered with what are no vectors: what was sent may have been paid for
+    lost = sum(total % 17 in (8, 9, 11, 14) for total in range(1, before + 1))
+    assert spent.unanswered == lost > 0
+    assert spent.requests == -(-count // 4) + lost
 
 
 @pytest.mark.thorough

@@ -4,6 +4,7 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -126,6 +127,50 @@ def test_answers_that_count_no_tokens_still_fill_the_budget(serve, tmp_path):
     with pytest.raises(UserError, match="budget.max_tokens is reached"):
         ask(server, tmp_path, [f"N {n}" for n in range(100)], budget={"max_tokens": 2000})
     assert 2 < len(server.bodies) < 20
+
+
+@pytest.mark.parametrize("count", ["Infinity", "1e400", "-1000000", '"7"', "true", "9" * 30])
+def test_what_is_no_count_of_tokens_is_estimated(serve, tmp_path, count):
+    answer = {"choices": [{"message": {"content": rewrite_of("N")}}], "usage": "of tokens"}
+    usage = f'{{"prompt_tokens": {count}, "completion_tokens": {count}}}'
+    raw = json.dumps(answer).replace('"of tokens"', usage).encode()
+    server = serve(lambda sentence, nth, total: Reply(raw=raw))
+    with pytest.raises(UserError, match="budget.max_tokens is reached"):
+        ask(server, tmp_path, [f"N {n}" for n in range(100)], budget={"max_tokens": 2000})
+    assert 2 < len(server.bodies) < 20
+
+
+@pytest.mark.parametrize("status", [200, 400, 500])
+def test_an_answer_that_is_nested_too_deeply_is_none(serve, tmp_path, status):
+    deep = b'{"choices": ' + b"[" * 100_000
+    server = serve(
+        lambda sentence, nth, total: (
+            Reply(raw=deep, status=status) if sentence == "N 3" else Reply(rewrite_of("N"))
+        )
+    )
+    found = ask(server, tmp_path, [f"N {n}" for n in range(6)], max_attempts=2)
+    assert [sentence for sentence, one in found.items() if one.reason] == ["N 3"]
+
+
+def test_requests_without_an_answer_count_against_the_budget(serve, tmp_path):
+    """What was sent may be paid for, whether its answer arrives or not: over all runs."""
+    never = threading.Event()
+
+    def behave(sentence, nth, total):
+        troubles = {1: Reply(hold=never), 2: Reply(drop=True), 3: Reply(raw=b"<html>")}
+        return troubles.get(int(sentence.split()[1]) % 4 if sentence else 0, Reply(rewrite_of("N")))
+
+    server = serve(behave)
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"max_requests is reached: .* requests without one"):
+            ask(
+                server, tmp_path, [f"N {n}" for n in range(60)], timeout_seconds=0.2,
+                budget={"max_requests": 12}, concurrency=6, max_attempts=3,
+            )  # fmt: skip
+    never.set()
+    assert len(server.bodies) == 12
+    spent = Journal(Root(str(tmp_path)), "answers", "me", Answer).spent()
+    assert spent.requests == 12 and spent.requests - spent.unanswered == len(server.answered)
 
 
 def test_passwords_in_netrc_are_not_used(serve, tmp_path, monkeypatch):

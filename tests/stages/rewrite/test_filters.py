@@ -21,6 +21,8 @@ SOURCE = "The old woman reads a small red book under the tree."
         ("An old lady is reading a little book beneath a tree.", None),
         ("", "empty"),
         (" \t ", "empty"),
+        ("An old lady\x1b[2J is reading a little book.", "control_characters"),
+        ("An old lady\x9b2J is reading a little book.", "control_characters"),
         ("the old woman reads a small  red book under the tree.", "unchanged"),
         ("She reads.", "too_short"),
         (" ".join(["An old woman, or a lady, reads some book that is red."] * 4), "too_long"),
