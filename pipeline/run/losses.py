@@ -10,7 +10,6 @@ LOST = (
     ray.exceptions.NodeDiedError,
     ray.exceptions.ObjectLostError,
     ray.exceptions.OutOfMemoryError,
-    ray.exceptions.RaySystemError,
 )
 SHOWN = 400  # characters of what Ray says
 

@@ -130,12 +130,14 @@ def make_rows(work: NodeWork, stage: RowWise, progress: NodeProgress, board: Any
             _make_missing(missing, work, where, stage, progress, board)
         except Exception as error:
             _let_go(error)
-            if not isinstance(error, LOST):
+            if not isinstance(error, (*LOST, ray.exceptions.RaySystemError)):
                 raise
             before, missing = missing, work.missing_shards()
             losses = losses + 1 if len(missing) == len(before) else 1
             if losses > work.node.retries:
-                raise too_many(work.name, error) from error
+                if isinstance(error, LOST):
+                    raise too_many(work.name, error) from error
+                raise
             said = f"a machine or process was lost ({first_line(error)[:120]}); goes on"
             progress(said, important=True)
         else:

@@ -5,6 +5,7 @@
 
 The key is a digest of the request's body. Where it was sent and with which key is no part of it:
 the model's name says what answers. Whoever opens the journal reads all files, other recipes' too.
+A line without a key is of a request that was sent and not answered, and what it may have cost.
 
 Locally a journal holds some of the disk from the first request on, and gives it back when the disk
 is full: answers on their way then are paid for, and have their place, unless others take it. It
