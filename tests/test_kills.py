@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from pipeline.plan.plan import make_plan
 from pipeline.recipe.read import load_recipe
+from pipeline.run import hosts
 from pipeline.run.board import start_board
 from pipeline.run.log import RunLog
 from pipeline.run.metrics import RunMetrics
@@ -202,3 +204,25 @@ def test_a_failed_stage_leaves_its_cores_to_others(sentray, tiny_recipe, fail, t
         make_rows(work, stage, progress.of("tokens"), start_board())
     sentray.wait_for_idle()
     assert caught.value
+
+
+def test_work_that_waits_for_machines_says_so(sentray, tiny_recipe, monkeypatch):
+    """A row-wise stage's, too: Ray would wait without a word."""
+    recipe = tiny_recipe()
+    plan = make_plan(load_recipe(sentray.recipe_file(recipe)))
+    works = works_of([plan.graph["tokens"]], recipe["storage"], plan.folders)
+    said, told = [], threading.Event()
+
+    def say(text, **_):
+        said.append(text)
+        told.set()
+
+    monkeypatch.setattr(hosts, "SECONDS_BETWEEN_LOOKS_FOR_ROOM", 0.01)
+    monkeypatch.setattr(hosts, "room_for", lambda work, where: 0)
+    monkeypatch.setattr(hosts, "make_rows", lambda *_: told.wait(60))
+    monkeypatch.setattr(type(works["tokens"].node.stage), "finish", lambda *_: None)
+    hosts.make_nodes([works["tokens"]], start_board(), lambda name: say)
+    assert said == [
+        "waits for machines: there is room for 0 of 1 workers of 1 core(s) and 0 GPU(s); it goes "
+        "on from what is finished"
+    ]

@@ -222,7 +222,6 @@ def test_a_machine_that_joins_late_is_used_and_may_leave_as_the_last(
     nodes.leave(3)
     before = records(root, "embed")
     assert len(before) < len(records(root, "sentences"))
-    until(job, lambda log: "there is room for 0 of 1 workers of 1 core(s)" in log)
     nodes.start_worker(4, options=WORKER)
     until(job, lambda log: len(records(root, "embed")) > len(before))
     lab("jobs", "stop", job, "--cluster", "lab")
