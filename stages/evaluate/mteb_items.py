@@ -50,23 +50,27 @@ def is_of(items: Items, found: Any) -> bool:
 
 
 def _possible(task: Any, data: Any, predicted: Any) -> Iterator[Items]:
+    """By the kind of task: others call their main scores alike, of other data."""
+    from mteb import abstasks as kinds
+
     measure = task.metadata.main_score
     name, _, most = measure.rpartition("_at_")
-    if measure.endswith("spearman"):
+    if isinstance(task, kinds.AbsTaskSTS) and measure.endswith("spearman"):
         gold = np.asarray(data["score"], float)
         yield Items("spearman", np.stack([predicted["cosine_scores"], gold], 1))
-    elif measure.endswith("_ap"):
+    elif isinstance(task, kinds.AbsTaskPairClassification) and measure.endswith("_ap"):
         data = data[0] if len(data) == 1 else data  # as version 1 had it: all in a row
         labels = np.asarray(data[task.label_column_name], float)
         for kind, scores in predicted.items():  # max_ap: whichever is best
             sign = -1 if kind.endswith("distances") else 1
             yield Items("average precision", np.stack([sign * np.asarray(scores), labels], 1))
-    elif measure == "accuracy":
-        labels_N = np.asarray(data[task.label_column_name])
-        if labels_N.ndim == 1 and {len(draw) for draw in predicted} == {len(labels_N)}:
-            right_NE = (labels_N[:, None] == np.asarray(predicted).T).astype(float)
+    elif isinstance(task, kinds.AbsTaskClassification) and measure == "accuracy":
+        labels = data[task.label_column_name]
+        several = isinstance(task, kinds.AbsTaskMultilabelClassification)
+        if not several and {len(draw) for draw in predicted} == {len(labels)}:
+            right_NE = (np.asarray(labels)[:, None] == np.asarray(predicted).T).astype(float)
             yield Items("mean of repetitions", right_NE)
-    elif name in TREC_EVAL:
+    elif isinstance(task, kinds.AbsTaskRetrieval) and name in TREC_EVAL:
         yield Items("mean", _of_queries(task, data, predicted, f"{TREC_EVAL[name]}_{most}"))
 
 

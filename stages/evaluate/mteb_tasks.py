@@ -111,11 +111,11 @@ class MtebTest(MtebTask, Evaluation):
             file = Path(folder) / f"{self.task}.json"
             found.to_disk(file)
             files = {file.name: file.read_bytes()}
-        draws = _range_of_draws(found, task)
-        if items is not None and draws is None:
-            draws = interval(100 * items.resampled())
+        limits = _range_of_draws(found, task)
+        if items is not None and limits is None:
+            limits = interval(100 * items.resampled())
         figure = Figure(
-            self.task, 100 * found.get_score(), interval=draws, percent=True, averaged="MTEB"
+            self.task, 100 * found.get_score(), interval=limits, percent=True, averaged="MTEB"
         )
         note = f"{self.task}: main score x 100 of MTEB {mteb.__version__} ({task.metadata.type})."
         kept = {} if items is None else {self.task: items}
@@ -168,8 +168,10 @@ class MtebTest(MtebTask, Evaluation):
         """None where there are none, or they are cut: an interval less, and no mark."""
         try:
             told = json.loads(self._items_file(model).read_text())
-            return Items(told["statistic"], np.asarray(told["values"], float))
-        except (OSError, ValueError, KeyError):
+            items = Items(told["statistic"], np.asarray(told["values"], float))
+            items.figure()
+            return items
+        except (OSError, ValueError, KeyError, TypeError, IndexError):
             return None
 
 

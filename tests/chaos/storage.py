@@ -62,7 +62,7 @@ class Storage(ABC):
         found = 0
         for folder in ("answers", "embeddings"):
             for name in self.root.list(folder):
-                found += self.root.read(f"{folder}/{name}").count(b"\n")
+                found += self.root.read(f"{folder}/{name}").count(b'"key"')
         return found
 
 

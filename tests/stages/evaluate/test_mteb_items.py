@@ -44,13 +44,15 @@ def sets_of_clusters():
 
 
 def queries():
-    """Each has two relevant documents, of which one gives more; one query is a document, too."""
+    """Each has two relevant documents, of which one gives more; one query is a document, too, and
+    its own first answer."""
     from datasets import Dataset
 
     asked = ["d3", *(f"q{number}" for number in range(1, 30))]
     relevant = {
         query: {f"d{number}": 1, f"d{(number + 7) % 90}": 2} for number, query in enumerate(asked)
     }
+    relevant["d3"]["d3"] = 1
     return {
         "corpus": Dataset.from_dict(
             {"id": [f"d{number}" for number in range(90)], "title": [""] * 90, "text": TEXTS[:90]}
@@ -73,16 +75,34 @@ def candidates():
     return found | {"top_ranked": shown}
 
 
+def summaries():
+    return {
+        "text": TEXTS[:8],
+        "human_summaries": [TEXTS[8 + row : 10 + row] for row in range(8)],
+        "machine_summaries": [TEXTS[20 + 4 * row : 24 + 4 * row] for row in range(8)],
+        "relevance": [np.random.default_rng(row).random(4).tolist() for row in range(8)],
+    }
+
+
+def of_many_labels():
+    labels = [[len(text.split()) % 3, 3][: 1 + row % 2] for row, text in enumerate(TEXTS[:60])]
+    return {"text": TEXTS[:60], "label": labels}
+
+
 KINDS = {  # their own class, type, main score and data
     "AbsTaskSTS": ("STS", "cosine_spearman", sts),
     "AbsTaskPairClassification": ("PairClassification", "max_ap", pairs),
     "AbsTaskRetrieval": ("Retrieval", "ndcg_at_10", queries),
     "AbsTaskRetrieval recall": ("Retrieval", "recall_at_5", queries),
     "AbsTaskRetrieval hits": ("Retrieval", "hit_rate_at_3", queries),
+    "AbsTaskRetrieval precision, identical left out": ("Retrieval", "precision_at_3", queries),
     "AbsTaskRetrieval reranking": ("Reranking", "map_at_1000", candidates),
     "AbsTaskClusteringLegacy": ("Clustering", "v_measure", sets_of_clusters),
     "AbsTaskClustering": ("Clustering", "v_measure", clusters),
+    "AbsTaskSummarization": ("Summarization", "cosine_spearman", summaries),
+    "AbsTaskMultilabelClassification": ("MultilabelClassification", "accuracy", of_many_labels),
 }
+NO_ITEMS = {"AbsTaskClustering", "AbsTaskSummarization", "AbsTaskMultilabelClassification"}
 
 
 @pytest.fixture
@@ -96,6 +116,8 @@ def task(request, monkeypatch):
     kind, main_score, make = KINDS[request.param]
 
     class Local(base):
+        ignore_identical_ids = request.param.endswith("left out")
+        min_score, max_score = 0, 1
         metadata = TaskMetadata(
             name="Local", description="made up", type=kind, main_score=main_score,
             dataset={"path": "nobody/nothing", "revision": "1"}, eval_langs=["eng-Latn"],
@@ -104,7 +126,8 @@ def task(request, monkeypatch):
         def load_data(self, **_):
             data = make()
             is_table = "corpus" not in data
-            of_split = {"test": Dataset.from_dict(data) if is_table else data}
+            table = Dataset.from_dict(data) if is_table else data
+            of_split = {"train": table, "test": table}
             self.dataset = of_split if is_table else {"default": of_split}
             self.data_loaded = True
 
@@ -112,7 +135,7 @@ def task(request, monkeypatch):
     return "Local"
 
 
-@pytest.mark.parametrize("task", sorted(set(KINDS) - {"AbsTaskClustering"}), indirect=True)
+@pytest.mark.parametrize("task", sorted(set(KINDS) - NO_ITEMS), indirect=True)
 def test_a_score_of_items_has_an_interval_and_its_items(task, tmp_path):
     """With MTEB's cache, too, whether it was there or not."""
     model = make_pipeline(tmp_path, pooling("mean"))
@@ -139,8 +162,25 @@ def test_a_clustering_has_the_range_of_its_runs(task, tmp_path):
     assert not result.items
 
 
+@pytest.mark.parametrize("task", sorted(NO_ITEMS - {"AbsTaskClustering"}), indirect=True)
+def test_a_score_of_no_items_is_a_figure_all_the_same(task, tmp_path):
+    """Although its main score is called as that of a task with items."""
+    model = make_pipeline(tmp_path, pooling("mean"))
+    result = MtebTest(task=task).score(encoder_of(model), SILENT)
+    assert np.isfinite(result.figures[0].value) and not result.items
+
+
 @pytest.mark.parametrize("task", ["AbsTaskSTS"], indirect=True)
-@pytest.mark.parametrize("kept", ['{"statistic": "mean", "values": [0.9, 0.8]}', '{"statis', None])
+@pytest.mark.parametrize(
+    "kept",
+    [
+        '{"statistic": "mean", "values": [0.9, 0.8]}',
+        '{"statis',
+        "[]",
+        '{"statistic": "x", "values": []}',
+        None,
+    ],
+)
 def test_items_that_are_not_those_of_the_score_are_left_out(task, tmp_path, kept):
     """Another result's, cut ones, and those of a cache that MTEB's own tools have filled."""
     tested = replace(
