@@ -71,7 +71,8 @@ class Bench:
         return self.known[key]
 
     def _text_and_vectors(self) -> tuple[list[str], np.ndarray]:
-        run(self.recipe, only="embed:minilm", out=lambda line: None)
+        for stage in ("sentences", "embed:minilm"):
+            run(self.recipe, only=stage, out=lambda line: None)
         plan = make_plan(self.recipe)
         sentences, factors = (
             plan.store.open(plan.folders[name]) for name in ("sentences", "embed:minilm")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -40,6 +41,13 @@ def trials_of(sentray, name="tiny"):
     return [one for one in last.values() if one["status"] != "running"]
 
 
+def logged(sentray):
+    """Stage and event of all lines that a search's runs have logged."""
+    files = sorted((sentray.folder / "runs/tune/tiny/log").iterdir())
+    lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    return [(line["stage"], line["event"]) for line in lines]
+
+
 def weights_of(sentray):
     return {
         f"train/{path.parent.name}" for path in sentray.folder.glob("runs/train/*/manifest.json")
@@ -62,14 +70,13 @@ def test_a_killed_search_goes_on_and_trains_nothing_twice(sentray, tune, monkeyp
     file = tune(grid, "train.max_steps=24", **settings)
     temporary = sentray.folder / "temporary"
     temporary.mkdir()
-    with monkeypatch.context() as patch:
-        patch.setenv("TMPDIR", str(temporary))
-        process = sentray.start("tune", file)
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    process = sentray.start("tune", file)
     sentray.wait(process, lambda: len(trials_of(sentray)) >= 3)
     process.kill()
     process.communicate()
     sentray.wait_for_idle()
-    (scratch,) = temporary.glob("sentray-tune-*")  # Tune's own record
+    (scratch,) = temporary.glob("sentray-*/sentray-tune-*")  # Tune's own record
     assert not list(scratch.rglob("*.safetensors"))
     before = {one["fingerprint"]: one for one in trials_of(sentray)}
     results = times(sentray.folder / "runs", "trial/*/manifest.json")
@@ -77,6 +84,7 @@ def test_a_killed_search_goes_on_and_trains_nothing_twice(sentray, tune, monkeyp
     assert len(before) >= 3 and len(factors) == 1
 
     out = sentray("tune", file)
+    assert not scratch.parent.exists()
     after = trials_of(sentray)
     states = [one["status"] for one in after if one["phase"] == "search"]
     assert len(states) == 8 and states.count("stopped") and states.count("finished")
@@ -108,6 +116,11 @@ def test_a_killed_search_goes_on_and_trains_nothing_twice(sentray, tune, monkeyp
     again = sentray("tune", file)
     assert "starting Ray" not in again
     assert again.splitlines()[-3:] == out.splitlines()[-3:]
+    shown = sentray("status", "tiny", "--storage", sentray.folder / "runs")
+    assert re.search(r"^search tiny .* finished$", shown, re.MULTILINE)
+    events = logged(sentray)
+    assert events.count(("", "ended")) == 2 and events.count(("", "started")) == 3
+    assert events.count(("search", "said")) >= 5 and ("confirm", "said") in events
     assert trials_of(sentray) == after
     page = (sentray.folder / "runs/tune/tiny/report.html").read_text()
     assert page.count("<svg") >= 3 and "Two settings" in page

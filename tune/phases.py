@@ -1,6 +1,7 @@
 """A whole search: inputs once, trials, the best again with fresh seeds, then its test sets.
 
     tune/<name>/trials.jsonl   every trial that has ended
+    tune/<name>/log/           what happened, for machines (pipeline/run/log.py)
     tune/<name>/search.yaml    settings of the newest run
     tune/<name>/best.yaml      the best configuration as a recipe
     tune/<name>/report.html    ranking, pictures, test sets
@@ -11,7 +12,7 @@ space, goes on with what is missing. A finished one is shown again without Ray.
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ from pipeline.recipe.read import dump_recipe
 from pipeline.report.differences import with_differences
 from pipeline.report.figures import Results, collect
 from pipeline.run.commits import commits_for
+from pipeline.run.log import RunLog
 from pipeline.run.metrics import RunMetrics
 from pipeline.run.runner import check_nodes, make_needed, run
 from pipeline.run.stopping import asked_by_signals
@@ -31,6 +33,7 @@ from stages.contract import NO_FIGURES
 from stages.encoder.hub import reading
 from stages.errors import Stopped, UserError
 from stages.packages import need
+from stages.recipe import Recipe
 from tune.assignment import Assignment, Member
 from tune.definition import Search
 from tune.inputs import preparations
@@ -80,11 +83,13 @@ def run_search(search: Search, address: str | None, out: Callable[[str], None]) 
         root = search.store.root
         search.store.check_writable()
         leases = stack.enter_context(Leases(root, out))
-        _wait_for_others(search, leases, out)
+        phases: _Phases | None = None
+        _wait_for_others(search, leases, out, lambda: phases.told() if phases else "begins")
+        run_log = stack.enter_context(RunLog(root, f"{search.folder}/log", out))
         text = yaml.safe_dump(search.plain_settings, sort_keys=False, allow_unicode=True)
         root.write(f"{search.folder}/search.yaml", text.encode())
         log = TrialLog(root, search.folder)
-        phases = _Phases(search, log, address, out, stack)
+        phases = _Phases(search, log, run_log, address, out, stack)
         phases.search()
         trials = counted(search, own_trials(search, log))
         ranking = rank(search, trials)
@@ -97,13 +102,15 @@ def run_search(search: Search, address: str | None, out: Callable[[str], None]) 
     return Outcome(search, trials, len(log) - len(trials), ranking, confirmed, best, tests)
 
 
-def _wait_for_others(search: Search, leases: Leases, out: Callable[[str], None]) -> None:
+def _wait_for_others(
+    search: Search, leases: Leases, out: Callable[[str], None], told: Callable[[], str]
+) -> None:
     """Until no other process runs this search; what it has found is this one's."""
 
     def say(text: str, important: bool = False, figures: Mapping[str, float] = NO_FIGURES) -> None:
         out(f"search {search.name}: {text}")
 
-    leases.take(search.folder, lambda: False, say, lambda: "searching")
+    leases.take(search.folder, lambda: False, say, told)
 
 
 def _nothing_to_rank(search: Search, trials: list[Trial]) -> UserError:
@@ -121,17 +128,23 @@ def _nothing_to_rank(search: Search, trials: list[Trial]) -> UserError:
 
 
 class _Phases:
-    """The steps of a search; Ray starts when the first of them has work to do."""
+    """The steps of a search; Ray starts when the first of them has work to do.
+
+    told: how far it is.
+    """
 
     def __init__(
         self,
         search: Search,
         log: TrialLog,
+        run_log: RunLog,
         address: str | None,
         out: Callable[[str], None],
         stack: ExitStack,
     ) -> None:
         self._search, self._log, self._address, self._out = search, log, address, out
+        self._run_log = run_log
+        self.told: Callable[[], str] = lambda: "begins"
         self._stack, self._asked = stack, threading.Event()
         self._is_open = False
         self._started = time.monotonic()
@@ -204,7 +217,7 @@ class _Phases:
                 run(recipe, self._address, pools=search.pools, out=self._out)
             elif tests:
                 self._open()
-                make_needed(recipe, tests, self._out, search.pools, search.folder)
+                self._make(recipe, tests)
             results[trial.seed] = with_differences(plan.store, collect(plan))
         return results
 
@@ -237,6 +250,11 @@ class _Phases:
         def watch(queue: TrialQueue, trial: Trial | None) -> None:
             if trial is not None:
                 self._keeper.add(trial)
+                score = {} if trial.score is None else {"score": trial.score}
+                text = f"{trial.status}: {values_text(trial.values)}, seed {trial.seed}"
+                text += f": {trial.reason}" if trial.reason else ""
+                self._run_log.add(phase, "said", text, score)
+                self._run_log.write_if_due()
             table.show(queue, trial)
             metrics.figures("search", table.figures)
 
@@ -244,6 +262,7 @@ class _Phases:
             return not self._asked.is_set() and may_start()
 
         queue = TrialQueue(self._search, self._log, searcher, seeds, phase, goes_on, watch)
+        self.told = lambda: table.summary(queue)
         first = queue.peek()
         if first is None:
             return
@@ -266,10 +285,12 @@ class _Phases:
         self._open()
         reservation = trial_resources(self._search.settings, work, self._out)
         for recipe in preparations(self._search):
-            inputs = make_plan(recipe).nodes["train"].node.inputs
-            search = self._search
-            make_needed(recipe, inputs.values(), self._out, search.pools, search.folder)
+            self._make(recipe, make_plan(recipe).nodes["train"].node.inputs.values())
         return reservation
+
+    def _make(self, recipe: Recipe, names: Iterable[str]) -> None:
+        search = self._search
+        make_needed(recipe, names, self._out, search.pools, search.folder, self._run_log)
 
     def _open(self) -> None:
         if self._is_open:

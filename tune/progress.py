@@ -43,7 +43,7 @@ class LiveTable:
             return
         self._last += waited
         self._clear()
-        lines = [self._summary(queue)]
+        lines = [self.summary(queue)]
         for key, running in queue.running.items():
             result = queue.results.get(key, {})
             value = shown_score(result["value"]) if "value" in result else ""
@@ -75,7 +75,7 @@ class LiveTable:
             print(f"\x1b[{self._num_lines}F\x1b[J", end="")
         self._num_lines = 0
 
-    def _summary(self, queue: TrialQueue) -> str:
+    def summary(self, queue: TrialQueue) -> str:
         ended = list(self._ended.values())
         counts = ", ".join([f"{len(queue.running)} running", *status_counts(ended)])
         text = f"{time.strftime('%H:%M:%S')}  {queue.phase:<8} {counts}"

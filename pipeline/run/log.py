@@ -1,7 +1,7 @@
 """A run's log for machines: JSON lines under the storage root.
 
     history/<recipe>/<time>/log/20261122T062741.482913.jsonl, ...    of `run`
-    tune/<search>/log/...                                            of `tune`: inputs and tests
+    tune/<search>/log/...                                            of `tune`, its trials too
 
 Object stores cannot append, so there is a file for each half minute in which anything was said.
 """

@@ -147,19 +147,23 @@ def check_nodes(nodes: Iterable[Node]) -> None:
 
 
 def make_needed(
-    recipe: Recipe, names: Iterable[str], out: Out, pools: Mapping[str, PoolSettings], record: str
+    recipe: Recipe,
+    names: Iterable[str],
+    out: Out,
+    pools: Mapping[str, PoolSettings],
+    record: str,
+    log: RunLog,
 ) -> None:
     """Makes these nodes and what they need, where it is missing, within a Ray session.
 
     Args:
-        record: folder of what is kept of it, to get its log.
+        record: folder of what is kept of it, which names its lease.
     """
     plan = make_plan(recipe)
     wanted = plan.missing_for(names)
     check_undamaged(plan, wanted, set())
     if wanted:
-        with RunLog(plan.store.root, f"{record}/log", out) as log:
-            make(plan, wanted, set(), out, pools, record, log)
+        make(plan, wanted, set(), out, pools, record, log)
 
 
 def record_start(plan: Plan) -> str:

@@ -1,5 +1,6 @@
 """A Ray session: joined or started, and ended."""
 
+import atexit
 import fcntl
 import logging
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.run.passed import take
+from pipeline.run.scratch import own_scratch, remove_dead
 from pipeline.run.stopping import signals_kept
 from pipeline.store.copies import LIMIT
 from stages import patience
@@ -80,18 +82,23 @@ def ray_session(
     if context.dashboard_url:
         out(f"Ray's dashboard: http://{context.dashboard_url}")
     try:
-        yield
+        with own_scratch():
+            yield
     finally:
         # after an error other nodes may still run: Ray Data would print a trace for each of them
         logging.getLogger("ray.data").setLevel(logging.CRITICAL)
         if address is None:
             ray.shutdown()
+            remove_dead()
 
 
 def set_up_worker() -> None:
     """What every worker does as it starts, in the folder of its job's package."""
     take(Path.cwd())
     _meet_at_own_address()
+    scratch = own_scratch()
+    scratch.__enter__()
+    atexit.register(scratch.__exit__, None, None, None)
 
 
 def _meet_at_own_address() -> None:

@@ -1,13 +1,16 @@
-"""What runs are doing, or how they ended: from their records, logs and leases; no Ray, no torch."""
+"""What runs and searches are doing, or how they ended: from their records, logs and leases; no Ray,
+no torch."""
 
 import json
 import math
+import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from pipeline.run.log import SECONDS_BETWEEN_FILES
 from pipeline.store.history import newest_record
 from pipeline.store.leases import Seen, run_lease, seen_leases
-from pipeline.upkeep.contents import HISTORY
+from pipeline.upkeep.contents import HISTORY, SEARCHES
 from stages.errors import UserError
 from stages.files import Root, masked_uri, understood
 from stages.plain import shortened
@@ -21,39 +24,44 @@ SILENT_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class RunState:
-    """One run. state: running, silent, finished, failed, stopped or killed. told: how far it is, or
-    why it ended."""
+    """One run, or a search. state: running, silent, finished, failed, stopped or killed. told: how
+    far it is, or why it ended."""
 
-    recipe: str
+    name: str
     started: str
     state: str
     told: str
 
 
 def status(storage: str, name: str | None = None) -> str:
-    """The newest run of every recipe, or the newest ones of one, as a table.
+    """The newest run of every recipe, or the newest ones of one, and searches, as a table.
 
     Raises:
         UserError: there is no such run.
     """
     root = Root(storage)
-    known = root.list(HISTORY)
-    if name is not None and name not in known:
-        raise UserError(
-            f"status {name}: no recipe of that name has run in storage '{masked_uri(storage)}' "
-            f"(there are: {', '.join(known) or 'none'})"
-        )
+    known, searches = root.list(HISTORY), root.list(SEARCHES)
+    if name is not None:
+        if name not in (*known, *searches):
+            there = ", ".join([*known, *searches]) or "none"
+            raise UserError(
+                f"status {name}: no recipe or search of that name has run in storage "
+                f"'{masked_uri(storage)}' (there are: {there})"
+            )
+        searches = [one for one in searches if one == name]
     held = {one.folder: one for one in seen_leases(root)}
     if name is None:
         records = [record for one in known if (record := newest_record(root, one))]
     else:
         stamps = root.list(f"{HISTORY}/{name}")[-MOST_RUNS:]
         records = [f"{HISTORY}/{name}/{stamp}" for stamp in stamps]
-    if not records:
-        return f"no recipe has run in storage '{masked_uri(storage)}'"
     states = [run_state(root, record, held.get(run_lease(record))) for record in records]
+    for folder in (f"{SEARCHES}/{one}" for one in searches):
+        states.append(_search_state(root, folder, held.get(folder)))
+    if not states:
+        return f"no recipe has run in storage '{masked_uri(storage)}'"
     rows = [["run", "started", "state", ""]]
-    rows += [[one.recipe, one.started, one.state, shortened(one.told)] for one in states]
+    rows += [[one.name, one.started, one.state, shortened(one.told)] for one in states]
     widths = [max(len(row[place]) for row in rows) for place in range(3)]
     lines = []
     for row in rows:
@@ -69,22 +77,33 @@ def run_state(root: Root, record: str, lease: Seen | None) -> RunState:
         lease: that the run holds, or held when it was killed.
     """
     recipe, stamp = record.split("/")[1:]
-    day, time = stamp[:8], stamp[9:15]
-    started = f"{day[:4]}-{day[4:6]}-{day[6:]} {time[:2]}:{time[2:4]}:{time[4:]} UTC"
+    started = f"{datetime.strptime(stamp[:15], '%Y%m%dT%H%M%S')} UTC"
+    return _state(root, recipe, started, record, lease)
+
+
+def _search_state(root: Root, folder: str, lease: Seen | None) -> RunState:
+    """How the newest run of a search is; its settings are written when it begins."""
+    settings = f"{folder}/search.yaml"
+    seconds = time.time() - root.age(settings) if root.exists(settings) else 0.0
+    started = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return _state(root, f"search {folder.rpartition('/')[2]}", started, folder, lease)
+
+
+def _state(root: Root, name: str, started: str, record: str, lease: Seen | None) -> RunState:
     if lease is not None and lease.alive:
         state = "running" if lease.age < SILENT_SECONDS else "silent"
         told = f"{lease.holder.who}, heard {clock(lease.age)} ago. {lease.holder.said}"
-        return RunState(recipe, started, state, told)
+        return RunState(name, started, state, told)
     last, age = _last_line(root, record)
     event = last.get("event", "")
     if event in ("failed", "stopped"):
-        return RunState(recipe, started, event, str(last.get("text", "")))
+        return RunState(name, started, event, str(last.get("text", "")))
     if event == "ended" or root.exists(f"{record}/results.json"):
-        return RunState(recipe, started, "finished", "")
+        return RunState(name, started, "finished", "")
     told = f"last: {last['stage']}: {last['text']}" if last.get("stage") else "nothing made yet"
     # on a storage that cannot have leases only the log tells
     alive = lease is None and age < 3 * SECONDS_BETWEEN_FILES
-    return RunState(recipe, started, "running" if alive else "killed", told)
+    return RunState(name, started, "running" if alive else "killed", told)
 
 
 def _last_line(root: Root, record: str) -> tuple[dict[str, str], float]:

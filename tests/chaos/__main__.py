@@ -53,25 +53,35 @@ def main() -> int:
 
 
 def told(outcome: Outcome) -> str:
+    missed = f", missed: {', '.join(outcome.missed)}" if outcome.missed else ""
     return (
-        f"ok, {outcome.num_compared} artifacts equal, {outcome.paid_twice} paid twice, "
-        f"{outcome.stored_again} records again, {outcome.seconds:.0f} s"
+        f"ok, {outcome.num_compared} artifacts equal, {outcome.lost} answers lost, "
+        f"{outcome.paid_twice} paid twice, {outcome.stored_again} records and "
+        f"{outcome.steps_again} checkpoints again, {outcome.seconds:.0f} s{missed}"
     )
 
 
 def summary(outcomes: list[Outcome]) -> str:
-    survived = Counter(kind for one in outcomes for kind in one.survived)
-    ended = Counter(kind for one in outcomes for kind in one.ended)
-    again = Counter[str]()
-    for one in outcomes:
-        again.update(dict.fromkeys({*one.survived, *one.ended}, one.stored_again))
-    lines = [f"{'fault':<16}  went on  started again  records stored again, other faults' too"]
-    for kind in sorted(survived | ended):
-        lines.append(f"{kind:<16}  {survived[kind]:>7}  {ended[kind]:>13}  {again[kind]:>7}")
+    """A line for each kind of fault; what was lost or made again is of whole schedules, so it
+    counts for all their faults."""
+    columns = {"went on": "survived", "started again": "ended", "missed": "missed"}
+    counts = {
+        title: Counter(kind for one in outcomes for kind in getattr(one, name))
+        for title, name in columns.items()
+    }
+    sums = {"answers lost": "lost", "records again": "stored_again", "steps again": "steps_again"}
+    lines = [f"{'fault':<16}" + "".join(f"{title:>15}" for title in [*counts, *sums])]
+    for kind in sorted({kind for counted in counts.values() for kind in counted}):
+        own = [one for one in outcomes if kind in (*one.survived, *one.ended)]
+        figures = [counted[kind] for counted in counts.values()]
+        figures += [sum(getattr(one, name) for one in own) for name in sums.values()]
+        lines.append(f"{kind:<16}" + "".join(f"{figure:>15}" for figure in figures))
     lines.append(
         f"{len(outcomes)} schedules: {sum(one.num_compared for one in outcomes)} artifacts equal, "
-        f"{sum(one.paid_twice for one in outcomes)} answers paid twice, "
-        f"{sum(one.stored_again for one in outcomes)} records stored again"
+        f"{sum(one.lost for one in outcomes)} answers lost, "
+        f"{sum(one.paid_twice for one in outcomes)} paid twice, "
+        f"{sum(one.stored_again for one in outcomes)} records and "
+        f"{sum(one.steps_again for one in outcomes)} checkpoints stored again"
     )
     return "\n".join(lines)
 

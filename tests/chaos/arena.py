@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 
 from pipeline.plan.plan import Plan, make_plan
@@ -35,8 +36,8 @@ from tests.support.recipes import tiny, write_recipe
 from tests.support.tokenizers import make_cuttable
 
 NUM_SENTENCES, ROWS_PER_SHARD = 240, 40
-# Requests of one endpoint under way
-CONCURRENCY = 4
+# Requests of one endpoint under way, and sentences in one for embeddings
+CONCURRENCY, BATCH = 4, 5
 # Nodes that ask endpoints
 PAID = ("perturb:chat", "endpoint:far")
 # How many times as often as others whatever has most to lose is drawn
@@ -158,6 +159,8 @@ class Arena:
         recipe = tiny(place, place / "teacher", place / "student")
         text = place / "sentences.txt"
         text.write_text("\n".join(make_sentences(NUM_SENTENCES)) + "\n")
+        vectors = place / "vectors.npy"
+        np.save(vectors, np.random.default_rng(0).standard_normal((NUM_SENTENCES, 24)))
         chat, embeddings = (server.url for server in self.endpoints)
         asked = {"model": "m", "key_variable": None, "concurrency": CONCURRENCY}
         recipe["sentences"]["rows_per_shard"] = ROWS_PER_SHARD
@@ -178,7 +181,9 @@ class Arena:
         recipe["teachers"] = [
             known,
             known | {"name": "ranked", "similarity": "ranks"},
-            {"name": "far", "endpoint": asked | {"base_url": embeddings, "batch_size": 5}},
+            known | {"name": "narrow", "factor_width": 16},
+            {"name": "given", "vectors": {"path": str(vectors), "sentences": str(text)}},
+            {"name": "far", "endpoint": asked | {"base_url": embeddings, "batch_size": BATCH}},
         ]
         recipe["ranks"] = {"corpus_size": 100, "dimensions": 32}
         recipe["student"] |= {"vocabulary": {"min_count": 1}}
@@ -186,7 +191,6 @@ class Arena:
             "objectives": {"infonce": {}, "listnet": {}},
             "max_steps": 24, "checkpoint_every_steps": 2,
         }  # fmt: skip
-        recipe["evaluate"] |= {"speed": False}
         recipe["export"] = {"variants": ["bf16"], "gate": {"cosine": 0.9}}
         return recipe
 
@@ -253,6 +257,7 @@ class Arena:
 
     def resume(self) -> None:
         """Once whoever was killed is gone, endpoints answer again."""
+        self.may_answer.clear()
         wait_until(lambda: not any(server.in_flight_now for server in self.endpoints))
         self.may_answer.set()
 

@@ -4,7 +4,7 @@
 
 FILE holds by how many seconds this process's clock is wrong, and may change at any time. Leases
 beat and become stale ten times as fast as they do for users, so that a frozen run is overtaken in
-seconds.
+seconds. A few shards make a segment of the ledger, where users have a thousand.
 """
 
 import sys
@@ -14,7 +14,7 @@ from time import struct_time
 from typing import Any
 
 from pipeline.cli import command
-from pipeline.run import making
+from pipeline.run import making, work
 from pipeline.store import history, leases, manifest
 from stages import files
 
@@ -48,5 +48,6 @@ if __name__ == "__main__":
     for module in (files, history, leases, making, manifest):  # others' must stay as they are
         module.time = WrongClock(Path(sys.argv[1]))  # type: ignore[assignment]
     leases.Leases.__init__.__defaults__ = (BEAT_SECONDS, STALE_SECONDS)
+    work.SHARDS_IN_SEGMENT, work.FEWEST_IN_SEGMENT = 4, 2
     sys.argv[:2] = ["sentray"]
     command()

@@ -12,9 +12,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pipeline.store.artifacts import ArtifactStore
 from pipeline.store.manifest import NO_USAGE, read_manifest, read_shard
 from stages.files import Root
-from tests.chaos.arena import CONCURRENCY, Arena, Running
+from tests.chaos.arena import BATCH, CONCURRENCY, Arena, Running
 from tests.chaos.schedule import Fault, Schedule
 from tests.chaos.storage import Bucket, Disk, Storage, manifests
 
@@ -23,6 +24,10 @@ SECONDS_OF_OUTAGE = (1.0, 8.0)
 FROZEN_SECONDS = 5.0
 CLOCKS = (-86_400, -3_600, -60, 60, 3_600, 86_400, 0)
 MOST_RUNS = 4
+# Of machines and workers: too many end a run
+LOSSES = ("kill worker", "lose node", "freeze worker")
+# Answers that a killed run may lose: of each request under way
+UNDER_WAY = CONCURRENCY * BATCH
 
 
 @dataclass
@@ -30,16 +35,21 @@ class Outcome:
     """What became of a schedule.
 
     survived: kinds of faults that the run went on through; ended: that ended it, so that it was
-    started again. paid_twice: answers of endpoints; lost: of those whose process was killed before
-    it could write them down. stored_again: records stored a second time.
+    started again; missed: whose time had not come when it ended, or that met nobody. lost: answers
+    of endpoints that were not written down, as their process was killed or the disk could not be
+    written; may_lose: how many may be. paid_twice: answers. stored_again: records of shards, and
+    steps_again checkpoints, that were stored a second time.
     """
 
     seconds: float = 0.0
     survived: list[str] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
+    missed: list[str] = field(default_factory=list)
     paid_twice: int = 0
     lost: int = 0
+    may_lose: int = 0
     stored_again: int = 0
+    steps_again: int = 0
     num_compared: int = 0
 
 
@@ -71,9 +81,10 @@ class Play:
         self._num_writes = arena.num_writes(subject)
         self._begin_run()
         for fault in schedule.faults:
-            if not self._wait(fault):
-                break
-            self._apply(fault)
+            if self._wait(fault):
+                self._apply(fault)
+            else:
+                self.outcome.missed.append(fault.kind)
         arena.move_clock(0)
         self._settle()
 
@@ -106,23 +117,31 @@ class Play:
         return not self._run.ended
 
     def _apply(self, fault: Fault) -> None:
-        apply: dict[str, Callable[[], None]] = {
+        apply: dict[str, Callable[[], bool | None]] = {  # False: it met nobody
             "kill driver": self._kill_driver, "stop driver": self._stop_driver,
             "kill worker": self._kill_worker, "freeze driver": self._freeze_driver,
             "freeze worker": self._freeze_worker, "move clock": self._move_clock,
             "second run": self._second_run, "kill both runs": self._kill_both,
+            "kill overtaker": self._kill_overtaker,
             "lose node": self._lose_node, "lose cluster": self._lose_cluster,
             "stumble": self._stumble, "outage": self._outage,
             "full disk": self._full_disk, "read-only disk": self._read_only_disk,
         }  # fmt: skip
         run = self._run
-        apply[fault.kind]()
+        if apply[fault.kind]() is False:
+            self.outcome.missed.append(fault.kind)
+            return
         went_on = not run.ended or run.process.returncode == 0
         (self.outcome.survived if went_on else self.outcome.ended).append(fault.kind)
 
-    def _killing(self, kill: Callable[[], None]) -> None:
-        """Kills when endpoints give no answer: one on its way to a dead process is paid for."""
-        self.outcome.lost += self._arena.quiesce(self._storage)
+    def _killing(self, kill: Callable[[], None], num_runs: int = 1) -> None:
+        """Kills; in half of all cases when answers have been written down, and no others come."""
+        if self._draws.random() < 0.5:
+            self.outcome.may_lose += self._arena.quiesce(self._storage)
+        else:
+            self.outcome.may_lose += num_runs * UNDER_WAY
+            if isinstance(self._storage, Bucket):  # it gets what came within a second at once
+                self.outcome.may_lose += max(0, self._arena.paid() - self._storage.answers())
         kill()
 
     def _kill_driver(self) -> None:
@@ -137,32 +156,58 @@ class Play:
         code = run.end()
         # 143: before it makes anything, or when all is made
         assert code in (0, 75, 143), f"SIGTERM: exit code {code}"
-        assert "Traceback" not in run.output
         self._begin_run()
 
-    def _kill_worker(self) -> None:
-        worker = self._arena.a_worker(self._draws)
-        if worker is not None:
-            self._killing(lambda: _signal(worker, signal.SIGKILL))
-            self._arena.may_answer.set()
+    def _a_worker(self) -> int | None:
+        """One that is at work, as soon as there is one; None where the run ends before."""
+        worker = None
+        while worker is None and not self._run.ended:
+            worker = self._arena.a_worker(self._draws)
+            time.sleep(0.02)
+        return worker
+
+    def _kill_worker(self) -> bool:
+        worker = self._a_worker()
+        if worker is None:
+            return False
+        struck = []
+        self._killing(lambda: struck.append(_signal(worker, signal.SIGKILL)))
+        self._arena.may_answer.set()
+        return struck == [True]
 
     def _freeze_driver(self) -> None:
         """Another run takes over, and the frozen one wakes again."""
+        frozen, other = self._overtaken()
+        frozen.process.send_signal(signal.SIGCONT)
+        self._both_end(frozen, other)
+
+    def _kill_overtaker(self) -> None:
+        """Another run takes over and is killed before the frozen one wakes again."""
+        frozen, other = self._overtaken()
+        self._killing(other.process.kill)
+        other.end()
+        frozen.process.send_signal(signal.SIGCONT)
+        self._arena.may_answer.set()
+        self._runs.remove(frozen)
+        self._runs.append(frozen)
+
+    def _overtaken(self) -> tuple[Running, Running]:
+        """A frozen run, and one that has had time to take over."""
         frozen = self._run
         frozen.process.send_signal(signal.SIGSTOP)
         other = self._begin_run()
         with suppress(Exception):
             other.process.wait(FROZEN_SECONDS + 4.0)  # its start, and until the lease is stale
-        frozen.process.send_signal(signal.SIGCONT)
-        self._both_end(frozen, other)
+        return frozen, other
 
-    def _freeze_worker(self) -> None:
-        worker = self._arena.a_worker(self._draws)
-        if worker is not None:
-            _signal(worker, signal.SIGSTOP)
-            with suppress(Exception):
-                self._run.process.wait(FROZEN_SECONDS)
-            _signal(worker, signal.SIGCONT)
+    def _freeze_worker(self) -> bool:
+        worker = self._a_worker()
+        if worker is None or not _signal(worker, signal.SIGSTOP):
+            return False
+        with suppress(Exception):
+            self._run.process.wait(FROZEN_SECONDS)
+        _signal(worker, signal.SIGCONT)
+        return True
 
     def _move_clock(self) -> None:
         self._arena.move_clock(self._draws.choice(CLOCKS))
@@ -185,7 +230,7 @@ class Play:
             first.process.kill()
             second.process.kill()
 
-        self._killing(kill)
+        self._killing(kill, num_runs=2)
         first.end()
         second.end()
         self._arena.resume()
@@ -201,13 +246,21 @@ class Play:
         self._arena.resume()
         self._begin_run()
 
-    def _stumble(self) -> None:
-        assert isinstance(self._storage, Bucket)
-        self._storage.stumble(self._draws.uniform(5, 20), 0.3, self._schedule.seed)
+    def _stumble(self) -> bool:
+        return self._failing(self._draws.uniform(5, 20), 0.3)
 
-    def _outage(self) -> None:
-        assert isinstance(self._storage, Bucket)
-        self._storage.stumble(self._draws.uniform(*SECONDS_OF_OUTAGE), 1.0, self._schedule.seed)
+    def _outage(self) -> bool:
+        return self._failing(self._draws.uniform(*SECONDS_OF_OUTAGE), 1.0)
+
+    def _failing(self, seconds: float, share: float) -> bool:
+        """Whether any request failed."""
+        storage = self._storage
+        assert isinstance(storage, Bucket)
+        end = time.monotonic() + seconds
+        storage.stumble(seconds, share, self._schedule.seed)
+        while not (storage.num_failed or self._run.ended or time.monotonic() > end):
+            time.sleep(0.02)
+        return storage.num_failed > 0
 
     def _full_disk(self) -> None:
         assert isinstance(self._storage, Disk)
@@ -215,8 +268,7 @@ class Play:
 
     def _read_only_disk(self) -> None:
         assert isinstance(self._storage, Disk)
-        # answers that come now have no place
-        self.outcome.lost += 2 * CONCURRENCY * 5
+        self.outcome.may_lose += UNDER_WAY  # answers that come now have no place
         self._unwritable(self._storage.make_read_only)
 
     def _unwritable(self, make: Callable[[], None]) -> None:
@@ -227,7 +279,6 @@ class Play:
         code = run.end()
         self._storage.heal()
         assert code in (0, 2), f"exit code {code} of a run whose disk cannot be written"
-        assert "Traceback" not in run.output
         if code:
             self._begin_run()
 
@@ -236,11 +287,9 @@ class Play:
         code = self._run.end()
         self._storage.heal()
         while code and len(self._runs) < MOST_RUNS + 2 * len(self._schedule.faults):
-            kinds = [one.kind for one in self._schedule.faults]
-            assert {"kill worker", "lose node", "freeze worker"}.intersection(kinds), (
-                f"exit code {code}, for which there is no reason"
-            )
-            self.outcome.ended.append(kinds[-1])
+            lost = [x.kind for x in self._schedule.faults if x.kind in LOSSES]
+            assert code == 2 and lost, f"exit code {code}, for which there is no reason"
+            self.outcome.ended.append(lost[-1])
             self._begin_run()
             code = self._run.end()
         assert code == 0, f"exit code {code} of an undisturbed run"
@@ -265,15 +314,22 @@ class Play:
         for server in arena.endpoints:
             times.update(server.answered)
         self.outcome.paid_twice = sum(times.values()) - len(times)
+        self.outcome.lost = sum(times.values()) - storage.answers()
         assert self.outcome.paid_twice <= self.outcome.lost, (
-            f"{self.outcome.paid_twice} answers were paid twice"
+            f"{self.outcome.paid_twice} answers were paid twice, {self.outcome.lost} lost"
         )
-        self.outcome.stored_again = storage.written_again()
+        assert self.outcome.lost <= self.outcome.may_lose, f"{self.outcome.lost} answers were lost"
+        self.outcome.stored_again, self.outcome.steps_again = storage.written_again()
+        for number, run in enumerate(self._runs, 1):
+            assert "Traceback" not in run.output, f"run {number} printed a trace"
 
 
-def _signal(process: int, number: signal.Signals) -> None:
+def _signal(process: int, number: signal.Signals) -> bool:
+    """Whether there was such a process."""
     with suppress(ProcessLookupError):
         os.kill(process, number)
+        return True
+    return False
 
 
 # What two runs of the same never share, how the work was cut into requests, and which of two nodes
@@ -296,7 +352,7 @@ def _lasting(manifest: dict[str, Any]) -> dict[str, Any]:
         for name, record in found["files"].items()
         if not name.startswith("metrics/")
     }
-    if found["kind"] == "variant":  # its figures tell how fast it is
+    if found["kind"] in ("variant", "speed"):  # their figures tell how fast it is
         del found["stats"]
     return dict(found)
 
@@ -328,12 +384,15 @@ def _first(one: Any, other: Any, path: str = "") -> str:
 
 
 def _check_ledger(root: Root, folder: str, manifest: dict[str, Any]) -> None:
-    """Every shard's record says what the manifest says, and its files hold what they should."""
+    """Every shard's record, and what a run reads of the ledger's segments, says what the manifest
+    says, and its files hold what they should."""
     whole = read_manifest(json.dumps(manifest).encode())
     records = [*whole.files.values()]
+    ledger = ArtifactStore(root.uri).finished_shards(folder)
     for shard in whole.shards:
         stored = read_shard(root.read(f"{folder}/shards/{shard.number:05d}.json"))
-        assert replace(stored, usage=NO_USAGE) == shard
+        for one in (stored, ledger[shard.number]):
+            assert replace(one, usage=NO_USAGE) == shard
         records += shard.files.values()
     for record in records:
         data = root.read(f"{folder}/{record.path}")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 EVERYWHERE = (
     "kill driver", "stop driver", "kill worker", "freeze driver", "freeze worker", "move clock",
-    "second run", "kill both runs", "lose node", "lose cluster",
+    "second run", "kill both runs", "kill overtaker", "lose node", "lose cluster",
 )  # fmt: skip
 ON_S3 = ("stumble", "outage")
 ON_DISK = ("full disk", "read-only disk")

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import threading
@@ -22,6 +23,8 @@ DISK_MEGABYTES = 64
 REMOUNT_SECONDS = 30.0
 # What says nothing about how far the work is
 ASIDE = ("leases", "history", "work/ray", ".writable")
+# But for the attempt that wrote it
+CHECKPOINT = re.compile(r"(work/.*/step-\d+)-[0-9a-f]+/complete\.json$")
 
 
 class Storage(ABC):
@@ -52,10 +55,12 @@ class Storage(ABC):
     def num_writes(self) -> int:
         return len([path for path in self.written if not path.startswith(ASIDE)])
 
-    def written_again(self) -> int:
-        """Shards and checkpoints that were stored, although the same was stored before."""
+    def written_again(self) -> tuple[int, int]:
+        """Records of shards, and checkpoints of a step, that were stored although the same was
+        stored before."""
         records = [p for p in self.written if "/shards/" in p and p.endswith(".json")]
-        return len(records) - len(set(records))
+        steps = [found[1] for p in self.written if (found := CHECKPOINT.match(p))]
+        return len(records) - len(set(records)), len(steps) - len(set(steps))
 
     def answers(self) -> int:
         """Answers of endpoints that have been written down."""
@@ -152,6 +157,7 @@ class Bucket(Storage):
         self._proxy, self._direct = proxy, direct
         self._number = 0
         self._paths: list[str] = []
+        self.num_failed = 0  # requests, by faults of now
         self.uri = ""
 
     @property
@@ -173,11 +179,13 @@ class Bucket(Storage):
     def stumble(self, seconds: float, share: float, seed: int) -> None:
         """For some seconds that share of all requests fails, in one way or another."""
         draws, end = random.Random(seed), time.monotonic() + seconds
+        self.num_failed = 0
         kinds: list[Fault] = ["slow_down", "error", "drop", "cut", "slow"]
 
         def fault(method: str, path: str) -> Fault | None:
             if time.monotonic() > end or draws.random() > share:
                 return None
+            self.num_failed += 1
             return draws.choice(kinds)
 
         self._proxy.fault = self._counted(fault)

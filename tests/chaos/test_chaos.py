@@ -29,12 +29,16 @@ def one(storage, subject, *faults, again=False):
     return Schedule(0, storage, subject, again, False, timed)
 
 
-# Eight of the fourteen kinds of faults, where they hurt most
+# All kinds of faults, where they hurt most
 SCHEDULES = [
     one("s3", "endpoint:far", ("outage", (0.2, 0.0)), ("kill worker", (0.5, 0.0))),
     one("s3", "perturb:chat", ("stop driver", (0.3, 0.0)), ("kill both runs", (0.5, 0.3))),
     one("disk", "perturb:chat", ("full disk", (0.5, 0.0)), ("move clock", (0.6, 0.0))),
     one("s3", "embed:t", ("stumble", (0.0, 0.0)), ("lose cluster", (0.4, 0.3)), again=True),
+    one("disk", "endpoint:far", ("kill driver", (0.2, 0.0)), ("freeze worker", (0.4, 0.0))),
+    one("s3", "train by two", ("second run", (0.2, 0.0)), ("lose node", (0.5, 0.0))),
+    one("disk", "train", ("kill overtaker", (0.2, 0.0)), ("freeze driver", (0.5, 0.0))),
+    one("disk", "perturb:chat", ("read-only disk", (0.4, 0.0))),
 ]
 
 
@@ -67,5 +71,8 @@ def test_a_schedule_notices_what_is_not_as_it_must_be(arena):
         root.write(path, content)
     playing.check()
     arena.endpoints[0].answered["an answer"] += 2
+    with pytest.raises(AssertionError, match="2 answers were lost"):
+        playing.check()
+    root.write("answers/some.jsonl", 2 * b'{"key": "00"}\n')
     with pytest.raises(AssertionError, match="1 answers were paid twice"):
         playing.check()

@@ -287,8 +287,27 @@ def test_how_runs_ended(storage):
         ("silent", "killed", "nothing made yet"),
         ("stopped", "stopped", "Stopped: stopped; run again to continue"),
     ]  # fmt: skip
-    with pytest.raises(UserError, match="status nobody: no recipe of that name has run"):
+    with pytest.raises(UserError, match="status nobody: no recipe or search of that name has run"):
         status(storage.root, "nobody")
+
+
+def test_how_searches_ended(storage):
+    root = Root(storage.root)
+    storage.run("mine", only=["sentences"])
+    for name, error in (("ended", None), ("failed", ValueError("too hot")), ("killed", None)):
+        root.write(f"tune/{name}/search.yaml", b"")
+        log_of(storage, f"tune/{name}", error)
+    *_, file = sorted((storage.path / "tune/killed/log").iterdir())
+    file.write_text("\n".join(file.read_text().splitlines()[:-1]) + "\n")
+    os.utime(file, (OLD, OLD))
+    assert states(storage)[1:] == [
+        ("search ended", "finished", ""), ("search failed", "failed", "ValueError: too hot"),
+        ("search killed", "killed", "last: train: step 4"),
+    ]  # fmt: skip
+    with Leases(root, print) as leases:
+        leases.take("tune/killed", lambda: False, print, lambda: "2 running")
+        ((name, state, told),) = states(storage, "killed")
+    assert (name, state) == ("search killed", "running") and told.endswith("2 running")
 
 
 def test_a_run_that_found_no_cluster_has_failed(storage):

@@ -1,0 +1,66 @@
+"""Folders of temporary files: a process's own, and those of the dead."""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from pipeline.run.scratch import own_scratch, remove_dead
+
+WAITS = """
+import tempfile
+from pipeline.run.scratch import own_scratch
+with own_scratch():
+    print(tempfile.mkdtemp(), flush=True)
+    input()
+"""
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return tmp_path
+
+
+def another():
+    """A process with a folder of its own, and a file's place in it."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    return process, Path(process.stdout.readline().strip())
+
+
+def test_what_the_dead_leave_is_taken_away_and_nothing_of_the_living(temporary):
+    (temporary / "sentray-unlike-ours").mkdir()
+    (dead, left), (living, held) = another(), another()
+    assert left.parent.parent == held.parent.parent == temporary
+    dead.kill()
+    dead.wait()
+    with own_scratch():
+        own = Path(tempfile.mkdtemp()).parent
+        assert own.parent == temporary and own.exists()
+        assert not left.parent.exists() and held.exists()
+    assert tempfile.gettempdir() == str(temporary) and not own.exists()
+    living.communicate("\n")
+    assert {path.name for path in temporary.iterdir()} == {"sentray-unlike-ours"}
+
+
+def test_a_process_that_is_asked_to_end_leaves_nothing(temporary):
+    living, held = another()
+    remove_dead()
+    assert held.exists()
+    living.communicate("\n")
+    assert not held.parent.exists()
+
+
+def test_without_any_place_it_goes_on(temporary, monkeypatch):
+    monkeypatch.setattr(tempfile, "mkdtemp", _full)
+    with own_scratch():
+        assert tempfile.gettempdir() == str(temporary)
+
+
+def _full(**_):
+    raise OSError(28, "No space left on device")
