@@ -176,6 +176,11 @@ class Stage(ABC):
         return Resources()
 
     @property
+    def packages(self) -> tuple[str, ...]:
+        """Packages whose versions decide what it makes, beside those that all stages use."""
+        return ()
+
+    @property
     def measures(self) -> "EncoderLabel | None":
         """The one encoder that it measures, if it is a test of one."""
         return None

@@ -1,6 +1,7 @@
 """Two workers under Ray Train train as one does."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,6 +34,12 @@ def trained(recipe, keys):
     figures = [row[key] for row in rows for key in keys if key in row]
     weights = load(student_weights(recipe["storage"]))
     return figures, {n: x for n, x in weights.items() if not n.endswith("key.bias")}
+
+
+def versions(recipe):
+    """Packages that the manifest of the storage's only training has versions of."""
+    (manifest,) = Path(recipe["storage"]).glob("train/*/manifest.json")
+    return set(json.loads(manifest.read_text())["versions"])
 
 
 def write_pairs(file, sentences):
@@ -77,12 +84,14 @@ def test_two_workers_train_every_method_as_one_does(sentray, tiny_recipe, inputs
             "replaced_token", "denoising", "gradient_norm", "dev_spearman",
             "agreement")  # fmt: skip
     expected, weights = trained(recipe, keys)
+    before = versions(recipe)
     sentray(
         "run", sentray.recipe_file(recipe), "--only", "train", "--force", "train",
         "--set", "train.num_workers=2", "--set", "train.zero_stage=3",
         "--set", "train.cpus_per_worker=1",
     )  # fmt: skip
     figures, found = trained(recipe, keys)
+    assert "deepspeed" in versions(recipe) - before
     np.testing.assert_allclose(figures, expected, rtol=2e-4, atol=2e-4)
     for name in weights:
         np.testing.assert_allclose(found[name], weights[name], atol=2e-5, err_msg=name)

@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.plan.graph import Node, build_graph
 from pipeline.store.artifacts import ArtifactStore
 from pipeline.store.history import last_settings
-from pipeline.store.manifest import Manifest, versions_here
+from pipeline.store.manifest import Manifest, version_here, versions_here
 from stages.encoder.hub import cached_commit
 from stages.errors import UserError
 from stages.files import masked_uri
@@ -190,8 +190,8 @@ def _other_versions(plan: Plan) -> list[str]:
     for name, one in plan.nodes.items():
         for what, version in one.manifest.versions.items() if one.manifest else ():
             if what not in here:
-                model, _, revision = what.partition("@")
-                here[what] = cached_commit(model, revision)
+                model, at, revision = what.partition("@")
+                here[what] = cached_commit(model, revision) if at else version_here(what)
             if here[what] not in (version, None):
                 made.setdefault((what, version), []).append(name)
     return [

@@ -1,5 +1,5 @@
-"""Where a process keeps what it needs for a moment: a folder of its own among the system's temporary
-files. Whoever is killed leaves it, and the next run on that machine takes it away.
+"""A folder of its own for a process's temporary files. Whoever is killed leaves it, and the next
+run on that machine takes it away.
 
     $TMPDIR/sentray-x7k2p9/.lock    locked by the system as long as its process lives
 """

@@ -211,6 +211,7 @@ class NodeWork:
             stats=stats | {"node": node.name},
             started=self.started,
             usage=usage,
+            packages=node.stage.packages,
         )
         store.publish(self.folder, manifest, rows)
         store.root.delete(self.scratch)

@@ -6,6 +6,7 @@ import platform
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol, overload
@@ -181,6 +182,9 @@ class Manifest:
         return sum(self.shards.num_rows)
 
 
+PACKAGES = ("sentray", "torch", "transformers", "tokenizers", "numpy", "ray")
+
+
 class Described(Protocol):
     """What a manifest says of the node that was made."""
 
@@ -204,8 +208,13 @@ def new_manifest(
     stats: dict[str, Any],
     started: float,
     usage: Usage = NO_USAGE,
+    packages: Sequence[str] = (),
 ) -> Manifest:
-    """A manifest stamped with now, this machine, and the seconds since `started`."""
+    """A manifest stamped with now, this machine, and the seconds since `started`.
+
+    Args:
+        packages: that decide what this node is, beside `PACKAGES`.
+    """
     return Manifest(
         kind=node.kind, title=node.title, fingerprint=node.fingerprint, identity=node.identity,
         inputs=inputs,
@@ -215,23 +224,30 @@ def new_manifest(
         machine=f"{platform.machine()}, {os.cpu_count()} cores",
         recipe=recipe,
         usage=usage,
-        versions=versions_here() | _commits(node.identity),
+        versions=versions_here(*packages) | _commits(node.identity),
     )  # fmt: skip
 
 
-def versions_here() -> dict[str, str]:
+def versions_here(*more: str) -> dict[str, str]:
     """Of the packages that decide what is computed, as this process has them.
 
     Raises:
         UserError: one is not installed, as in a folder of sources that was only copied.
     """
     try:
-        return {name: version(name) for name in ("sentray", "torch", "transformers", "ray")}
+        return {name: version(name) for name in (*PACKAGES, *more)}
     except PackageNotFoundError as error:
         raise UserError(
             f"{error.name} is not installed in {sys.prefix}: install Sentray there, by "
             "`pip install .` in the folder of its sources"
         ) from None
+
+
+def version_here(package: str) -> str | None:
+    """None where it is not installed."""
+    with suppress(PackageNotFoundError):
+        return version(package)
+    return None
 
 
 def _commits(identity: dict[str, Any]) -> dict[str, str]:

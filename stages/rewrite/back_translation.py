@@ -154,6 +154,10 @@ class Translate(RowWise):
         whole = self.settings.identity(f"{self.where}.backtranslation")
         return {f"perturb.backtranslation.{key}": value for key, value in whole.items()}
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        return ("ctranslate2",) if self.settings.engine == "ctranslate2" else ()
+
     def resources(self) -> Resources:
         # the first passes of several nodes could take all cores and wait for second passes that
         # never get one

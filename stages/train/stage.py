@@ -54,6 +54,10 @@ class Train(Stage):
             found[f"teachers[{number}].weight"] = weight
         return found if self.holdout == 0 else found | {"sentences.holdout": self.holdout}
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        return ("deepspeed",) if self.settings.resolved_engine == "deepspeed" else ()
+
     def resources(self) -> Resources:
         settings = self.settings
         grouped = settings.resolved_engine == "deepspeed"

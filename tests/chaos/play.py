@@ -26,8 +26,8 @@ CLOCKS = (-86_400, -3_600, -60, 60, 3_600, 86_400, 0)
 MOST_RUNS = 4
 # Of machines and workers: too many end a run
 LOSSES = ("kill worker", "lose node", "freeze worker")
-# Answers that a killed run may lose: of each request under way
-UNDER_WAY = CONCURRENCY * BATCH
+# Answers that a killed run may lose: of each request under way, to either endpoint
+UNDER_WAY = CONCURRENCY * (1 + BATCH)
 
 
 @dataclass

@@ -75,13 +75,13 @@ PLACES = ("kuberay", "slurm", "ray-up")
 WRITTEN = "# hostile"
 
 
-def settings_paths(model, where=(), seen=()):
-    """Every setting below a class, by path; of lists the first place (0), of mappings any (*)."""
+def settings_fields(model, where=(), seen=()):
+    """Every setting below a class and its path; of lists the first place (0), of mappings any (*)."""
     for name, field in model.model_fields.items():
-        yield (*where, name)
+        yield (*where, name), field
         for inner, place in settings_classes(field.annotation):
             if inner not in seen:
-                yield from settings_paths(inner, (*where, name, *place), (*seen, inner))
+                yield from settings_fields(inner, (*where, name, *place), (*seen, inner))
 
 
 def settings_classes(annotation, place=()):
@@ -137,9 +137,12 @@ class Subject:
     adapt: Callable[[dict, tuple], object] = lambda raw, path: None
 
     @property
+    def fields(self):
+        return [*settings_fields(self.model, (self.below,) * bool(self.below))]
+
+    @property
     def cases(self):
-        within = (self.below,) * bool(self.below)
-        return [(path, value) for path in settings_paths(self.model, within) for value in VALUES]
+        return [(path, value) for path, _ in self.fields for value in VALUES]
 
 
 def subjects(folder, teacher, student):
@@ -216,20 +219,22 @@ def limited():
 
 
 def outcome(subject, path, value):
-    """Whether the file is accepted, else the message; anything else is raised."""
-    with written(subject, path, VALUES[value]), limited():
+    """ "" where the file is accepted, else the message; anything else is raised."""
+    with written(subject, path, value), limited():
         try:
             subject.use()
         except UserError as error:
-            return str(error)
-    return ""
-
-
-def check(subject, path, value):
-    message = outcome(subject, path, value)
+            message = str(error)
+        else:
+            return ""
     told = for_people(message)
     assert len(told) < 3100 and not UNPRINTABLE.search(told)
     assert "Traceback" not in message
+    return message
+
+
+def check(subject, path, value):
+    message = outcome(subject, path, VALUES[value])
     # what JSON cannot hold, or no machine word, is nobody's setting
     assert message or value not in NEVER
     return message
@@ -276,7 +281,7 @@ def test_a_value_is_accepted_or_refused_in_one_message(files, kind, fewest):
 
 @pytest.mark.parametrize("value", [*NO_NUMBERS, *TOO_LARGE])
 def test_the_message_names_the_setting(files, value):
-    message = outcome(files["recipe"], ("train", "learning_rate"), value)
+    message = outcome(files["recipe"], ("train", "learning_rate"), VALUES[value])
     assert "train.learning_rate" in message and "\n" not in message
 
 

@@ -277,11 +277,16 @@ def test_other_versions_are_a_note(tmp_path, teacher_folder, student_folder):
         file = tmp_path / "runs" / plan.folders[name] / "manifest.json"
         manifest = json.loads(file.read_text())
         manifest["versions"] |= {"torch": "1.0"}
+        if name == "tokens":  # one package that only some stages use, and one that is not here
+            manifest["versions"] |= {"deepspeed": "0.1", "no-such-package": "1.0"}
         file.write_text(json.dumps(manifest))
     text = plan_text(make_plan(recipe))
-    here = metadata.version("torch")
-    assert f"note: made with torch 1.0, and now {here} is here: sentences and 1 more" in text
-    assert "= tokens" in text and text.count("note:") == 1
+    here = {name: metadata.version(name) for name in ("torch", "deepspeed")}
+    assert (
+        f"note: made with torch 1.0, and now {here['torch']} is here: sentences and 1 more" in text
+    )
+    assert f"note: made with deepspeed 0.1, and now {here['deepspeed']} is here: tokens\n" in text
+    assert "= tokens" in text and text.count("note:") == 2
 
 
 def test_an_encoders_tests_are_divided_among_processes_by_their_files(stale, tiny_recipe, tmp_path):
