@@ -9,10 +9,10 @@ same machine, one after another:
   LEAF-style loop        three layers and a linear map, squared distance of unit vectors, in torch
   Model2Vec              distilled from the teacher without text
   Sentray                recipes/wiki-minilm.yaml with 2 and 3 layers, recipes/wiki-static.yaml
-The teacher's vectors are there for all. Whatever trains gets as many steps as fit `--seconds`, told
-from the time that a few take. Three learning rates of each are tried on STS-B dev for a quarter of
-that; the best is trained with each seed. Then the four test sets, sentences/s on one thread in
-turns, and MB of weights. Results go to FOLDER/results.jsonl, and nothing that is there is done
+The teacher's vectors are there for all. Whatever trains gets as many steps as fit `--seconds`:
+three learning rates of each are tried on STS-B dev for about a quarter of that, and tell how long a
+step takes; the best is trained with each seed. Then the four test sets, sentences/s on one thread
+in turns, and MB of weights. Results go to FOLDER/results.jsonl, and nothing that is there is done
 again; the picture to FOLDER/peers.png.
 """
 
@@ -238,10 +238,10 @@ def train_sentray(
 
 def trained(bench: Bench, title: str, train: Any, seeds: list[int], rates: Any) -> Iterator[Row]:
     """Rows of one method: tried settings on dev, then one row a seed with its tests."""
-    steps = bench.once(
+    few = bench.once(
         f"{title}, steps",
         lambda: {
-            "steps": steps_within(bench.seconds, lambda n: train(bench, rates[1], 0, n, None))
+            "steps": steps_within(bench.seconds / 4, lambda n: train(bench, rates[1], 0, n, None))
         },
     )["steps"]
 
@@ -251,11 +251,13 @@ def trained(bench: Bench, title: str, train: Any, seeds: list[int], rates: Any) 
         return target, train(bench, rate, seed, steps, target)
 
     def tried(rate: float) -> Row:
-        target, _ = made(rate, 0, steps // 4)
-        return {"dev": bench.dev(SentenceTransformer(str(target), device="cpu").encode)}
+        target, seconds = made(rate, 0, few)
+        dev = bench.dev(SentenceTransformer(str(target), device="cpu").encode)
+        return {"dev": dev, "seconds": seconds}
 
-    scores = {rate: bench.once(f"{title}, {rate}", partial(tried, rate))["dev"] for rate in rates}
-    best = max(scores, key=lambda rate: scores[rate])
+    tries = {rate: bench.once(f"{title}, {rate}", partial(tried, rate)) for rate in rates}
+    best = max(tries, key=lambda rate: tries[rate]["dev"])
+    steps = int(few * bench.seconds / statistics.median(one["seconds"] for one in tries.values()))
 
     def finished(seed: int) -> Row:
         target, seconds = made(best, seed, steps)

@@ -41,7 +41,8 @@ def as_another_user(folder):
 @pytest.fixture(scope="module")
 def made():
     """A finished run's folder, that others may read, and its recipe file."""
-    with tempfile.TemporaryDirectory() as name:  # pytest's folders are closed to others
+    # pytest's folders, and a session's, are closed to others
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
         folder = Path(name)
         folder.chmod(0o755)
         model = make_model(folder / "model")

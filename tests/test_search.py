@@ -4,11 +4,14 @@ import json
 import os
 import re
 import signal
+import tempfile
 from pathlib import Path
 
 import psutil
 import pytest
 import yaml
+
+from pipeline.run.scratch import remove_dead
 
 RATE = "train.learning_rate"
 TAU2 = "train.objectives.listnet.student_temperature"
@@ -83,8 +86,11 @@ def test_a_killed_search_goes_on_and_trains_nothing_twice(sentray, tune, monkeyp
     factors = times(sentray.folder / "runs", "embed/*/manifest.json")
     assert len(before) >= 3 and len(factors) == 1
 
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    remove_dead()
+    assert not [*temporary.iterdir()]
+
     out = sentray("tune", file)
-    assert not scratch.parent.exists()
     after = trials_of(sentray)
     states = [one["status"] for one in after if one["phase"] == "search"]
     assert len(states) == 8 and states.count("stopped") and states.count("finished")

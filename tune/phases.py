@@ -84,7 +84,7 @@ def run_search(search: Search, address: str | None, out: Callable[[str], None]) 
         search.store.check_writable()
         leases = stack.enter_context(Leases(root, out))
         phases: _Phases | None = None
-        _wait_for_others(search, leases, out, lambda: phases.told() if phases else "begins")
+        _wait_for_others(search, leases, out, lambda: phases.told if phases else "begins")
         run_log = stack.enter_context(RunLog(root, f"{search.folder}/log", out))
         text = yaml.safe_dump(search.plain_settings, sort_keys=False, allow_unicode=True)
         root.write(f"{search.folder}/search.yaml", text.encode())
@@ -143,8 +143,7 @@ class _Phases:
         stack: ExitStack,
     ) -> None:
         self._search, self._log, self._address, self._out = search, log, address, out
-        self._run_log = run_log
-        self.told: Callable[[], str] = lambda: "begins"
+        self._run_log, self.told = run_log, "begins"
         self._stack, self._asked = stack, threading.Event()
         self._is_open = False
         self._started = time.monotonic()
@@ -182,9 +181,17 @@ class _Phases:
             from tune.population import run_population
 
             with self._until_asked():
-                run_population(search, self._log, assignments, reservation, self._out, self._asked)
+                run_population(
+                    search, self._log, assignments, reservation, self._of_members, self._asked
+                )
         elif refused is not None and not ended:
             raise refused
+
+    def _of_members(self, line: str) -> None:
+        self._out(line)
+        self.told = line
+        self._run_log.add("population", "said", line, NO_FIGURES)
+        self._run_log.write_if_due()
 
     def confirm(self, ranking: list[Ranked]) -> list[Ranked]:
         """The best configurations again, with seeds that had no part in choosing them."""
@@ -199,6 +206,7 @@ class _Phases:
     def test(self, best: Ranked) -> dict[int, Results]:
         """Writes the best configuration's recipe and evaluates its students, for each seed."""
         search = self._search
+        self.told = "tests of the best"
         self._keeper.drop_all_but({trial.folder for trial in best.trials})
         results = {}
         for number, trial in enumerate(best.trials):
@@ -254,15 +262,17 @@ class _Phases:
                 text = f"{trial.status}: {values_text(trial.values)}, seed {trial.seed}"
                 text += f": {trial.reason}" if trial.reason else ""
                 self._run_log.add(phase, "said", text, score)
-                self._run_log.write_if_due()
             table.show(queue, trial)
+            self.told = table.told or self.told
+            if self._run_log.is_due:
+                self._run_log.add(phase, "said", self.told, table.figures)
+                self._run_log.write()
             metrics.figures("search", table.figures)
 
         def goes_on() -> bool:
             return not self._asked.is_set() and may_start()
 
         queue = TrialQueue(self._search, self._log, searcher, seeds, phase, goes_on, watch)
-        self.told = lambda: table.summary(queue)
         first = queue.peek()
         if first is None:
             return

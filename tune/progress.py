@@ -17,7 +17,10 @@ SECONDS_BETWEEN_LINES = 15.0
 
 
 class LiveTable:
-    """Best so far, what runs, how many stopped and failed, seconds per trial, and what is left."""
+    """Best so far, what runs, how many stopped and failed, seconds per trial, and what is left.
+
+    told: the first line of what it printed last.
+    """
 
     def __init__(self, search: Search, out: Callable[[str], None]) -> None:
         self._search, self._out = search, out
@@ -26,6 +29,7 @@ class LiveTable:
         self._last = 0.0
         self._ended: dict[str, Trial] = {}
         self._num_lines = 0
+        self.told = ""
 
     def show(self, queue: TrialQueue, trial: Trial | None) -> None:
         """Takes in a trial that ended, or none, and prints unless that was done a moment ago."""
@@ -43,7 +47,8 @@ class LiveTable:
             return
         self._last += waited
         self._clear()
-        lines = [self.summary(queue)]
+        lines = [self._summary(queue)]
+        self.told = lines[0]
         for key, running in queue.running.items():
             result = queue.results.get(key, {})
             value = shown_score(result["value"]) if "value" in result else ""
@@ -75,7 +80,7 @@ class LiveTable:
             print(f"\x1b[{self._num_lines}F\x1b[J", end="")
         self._num_lines = 0
 
-    def summary(self, queue: TrialQueue) -> str:
+    def _summary(self, queue: TrialQueue) -> str:
         ended = list(self._ended.values())
         counts = ", ".join([f"{len(queue.running)} running", *status_counts(ended)])
         text = f"{time.strftime('%H:%M:%S')}  {queue.phase:<8} {counts}"

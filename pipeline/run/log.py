@@ -69,9 +69,14 @@ class RunLog:
             self.add("", event, f"{type(error).__name__}: {error}", NO_FIGURES)
         self.write()
 
+    @property
+    def is_due(self) -> bool:
+        """Whether it was not written a moment ago."""
+        return time.monotonic() - self._written > SECONDS_BETWEEN_FILES
+
     def write_if_due(self) -> None:
         """Writes what is new, if that was not done a moment ago."""
-        if time.monotonic() - self._written > SECONDS_BETWEEN_FILES:
+        if self.is_due:
             self.write()
 
     def write(self) -> None:

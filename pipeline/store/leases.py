@@ -346,12 +346,17 @@ def _process() -> tuple[str, int, str]:
 
 
 @cache
+def boot_id() -> str:
+    """Of this machine since it was started; "" where the system has none (no Linux)."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
 def _machine() -> str:
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    if boot := boot_id():
         return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
-    except OSError:  # no Linux: nobody is known to be gone, so one waits
-        return uuid.uuid4().hex
+    return uuid.uuid4().hex  # nobody is known to be gone, so one waits
 
 
 def _began(pid: int) -> str:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pipeline.run.log import SECONDS_BETWEEN_FILES
 from pipeline.store.history import newest_record
 from pipeline.store.leases import Seen, run_lease, seen_leases
-from pipeline.upkeep.contents import HISTORY, SEARCHES
+from pipeline.upkeep.contents import HISTORY, RUN, SEARCHES
 from stages.errors import UserError
 from stages.files import Root, masked_uri, understood
 from stages.plain import shortened
@@ -53,8 +53,8 @@ def status(storage: str, name: str | None = None) -> str:
     if name is None:
         records = [record for one in known if (record := newest_record(root, one))]
     else:
-        stamps = root.list(f"{HISTORY}/{name}")[-MOST_RUNS:]
-        records = [f"{HISTORY}/{name}/{stamp}" for stamp in stamps]
+        records = [f"{HISTORY}/{name}/{stamp}" for stamp in root.list(f"{HISTORY}/{name}")]
+        records = [one for one in records if RUN.match(f"{one}/")][-MOST_RUNS:]
     states = [run_state(root, record, held.get(run_lease(record))) for record in records]
     for folder in (f"{SEARCHES}/{one}" for one in searches):
         states.append(_search_state(root, folder, held.get(folder)))
@@ -83,10 +83,13 @@ def run_state(root: Root, record: str, lease: Seen | None) -> RunState:
 
 def _search_state(root: Root, folder: str, lease: Seen | None) -> RunState:
     """How the newest run of a search is; its settings are written when it begins."""
-    settings = f"{folder}/search.yaml"
-    seconds = time.time() - root.age(settings) if root.exists(settings) else 0.0
-    started = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    return _state(root, f"search {folder.rpartition('/')[2]}", started, folder, lease)
+    name, settings, started = f"search {folder.rpartition('/')[2]}", f"{folder}/search.yaml", ""
+    if root.exists(settings):
+        seconds = time.time() - root.age(settings)
+        started = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    if lease is None and not root.list(f"{folder}/log") and root.exists(f"{folder}/best.yaml"):
+        return RunState(name, started, "finished", "")  # before searches had a log
+    return _state(root, name, started, folder, lease)
 
 
 def _state(root: Root, name: str, started: str, record: str, lease: Seen | None) -> RunState:

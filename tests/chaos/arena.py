@@ -261,6 +261,11 @@ class Arena:
         wait_until(lambda: not any(server.in_flight_now for server in self.endpoints))
         self.may_answer.set()
 
+    def under_way(self) -> int:
+        """Answers that requests on their way ask for."""
+        chat, embeddings = (server.in_flight_now for server in self.endpoints)
+        return chat + BATCH * embeddings
+
     def paid(self) -> int:
         return sum(sum(server.answered.values()) for server in self.endpoints)
 

@@ -134,15 +134,32 @@ class Play:
         went_on = not run.ended or run.process.returncode == 0
         (self.outcome.survived if went_on else self.outcome.ended).append(fault.kind)
 
-    def _killing(self, kill: Callable[[], None], num_runs: int = 1) -> None:
-        """Kills; in half of all cases when answers have been written down, and no others come."""
+    def _killing(self, kill: Callable[[], bool | None], all_of_it: bool = True) -> bool:
+        """Kills; in half of all cases when answers have been written down, and no others come.
+
+        Args:
+            all_of_it: whoever asks endpoints dies; else nobody can tell when the dead have gone.
+
+        Returns:
+            whether it met anybody (kill says no by False).
+        """
+        storage, lost = self._storage, 0
         if self._draws.random() < 0.5:
-            self.outcome.may_lose += self._arena.quiesce(self._storage)
+            unwritten = self._arena.quiesce(storage)
+            if isinstance(storage, Bucket) and storage.is_failing:
+                lost += unwritten
+            if not all_of_it:
+                lost += self._arena.under_way()
         else:
-            self.outcome.may_lose += num_runs * UNDER_WAY
-            if isinstance(self._storage, Bucket):  # it gets what came within a second at once
-                self.outcome.may_lose += max(0, self._arena.paid() - self._storage.answers())
-        kill()
+            lost += UNDER_WAY
+            if isinstance(storage, Bucket):  # it gets what came within a second at once
+                unwritten = self._arena.paid() - storage.answers()
+                lost += max(0, unwritten - self.outcome.may_lose)
+        struck = kill() is not False
+        self.outcome.may_lose += lost * struck
+        if not all_of_it:
+            self._arena.may_answer.set()
+        return struck
 
     def _kill_driver(self) -> None:
         self._killing(self._run.process.kill)
@@ -170,10 +187,7 @@ class Play:
         worker = self._a_worker()
         if worker is None:
             return False
-        struck = []
-        self._killing(lambda: struck.append(_signal(worker, signal.SIGKILL)))
-        self._arena.may_answer.set()
-        return struck == [True]
+        return self._killing(lambda: _signal(worker, signal.SIGKILL), all_of_it=False)
 
     def _freeze_driver(self) -> None:
         """Another run takes over, and the frozen one wakes again."""
@@ -181,15 +195,16 @@ class Play:
         frozen.process.send_signal(signal.SIGCONT)
         self._both_end(frozen, other)
 
-    def _kill_overtaker(self) -> None:
+    def _kill_overtaker(self) -> bool:
         """Another run takes over and is killed before the frozen one wakes again."""
         frozen, other = self._overtaken()
-        self._killing(other.process.kill)
+        took_over = not other.ended
+        self._killing(other.process.kill, all_of_it=False)
         other.end()
         frozen.process.send_signal(signal.SIGCONT)
-        self._arena.may_answer.set()
         self._runs.remove(frozen)
         self._runs.append(frozen)
+        return took_over
 
     def _overtaken(self) -> tuple[Running, Running]:
         """A frozen run, and one that has had time to take over."""
@@ -230,15 +245,14 @@ class Play:
             first.process.kill()
             second.process.kill()
 
-        self._killing(kill, num_runs=2)
+        self._killing(kill)
         first.end()
         second.end()
         self._arena.resume()
         self._begin_run()
 
     def _lose_node(self) -> None:
-        self._killing(self._arena.lose_node)
-        self._arena.may_answer.set()
+        self._killing(self._arena.lose_node, all_of_it=False)
 
     def _lose_cluster(self) -> None:
         self._killing(self._arena.lose_cluster)
@@ -274,8 +288,7 @@ class Play:
     def _unwritable(self, make: Callable[[], None]) -> None:
         """Until the run ends: with one message."""
         run = self._run
-        self._killing(make)
-        self._arena.may_answer.set()
+        self._killing(make, all_of_it=False)
         code = run.end()
         self._storage.heal()
         assert code in (0, 2), f"exit code {code} of a run whose disk cannot be written"
@@ -287,8 +300,9 @@ class Play:
         code = self._run.end()
         self._storage.heal()
         while code and len(self._runs) < MOST_RUNS + 2 * len(self._schedule.faults):
-            lost = [x.kind for x in self._schedule.faults if x.kind in LOSSES]
+            lost = [kind for kind in self.outcome.survived if kind in LOSSES]
             assert code == 2 and lost, f"exit code {code}, for which there is no reason"
+            self.outcome.survived.remove(lost[-1])
             self.outcome.ended.append(lost[-1])
             self._begin_run()
             code = self._run.end()

@@ -34,7 +34,9 @@ def another():
 
 
 def test_what_the_dead_leave_is_taken_away_and_nothing_of_the_living(temporary):
-    (temporary / "sentray-unlike-ours").mkdir()
+    others = temporary / "sentray-00000000-of-another-machine"
+    others.mkdir()
+    (others / ".lock").touch()
     (dead, left), (living, held) = another(), another()
     assert left.parent.parent == held.parent.parent == temporary
     dead.kill()
@@ -45,7 +47,7 @@ def test_what_the_dead_leave_is_taken_away_and_nothing_of_the_living(temporary):
         assert not left.parent.exists() and held.exists()
     assert tempfile.gettempdir() == str(temporary) and not own.exists()
     living.communicate("\n")
-    assert {path.name for path in temporary.iterdir()} == {"sentray-unlike-ours"}
+    assert [*temporary.iterdir()] == [others]
 
 
 def test_a_process_that_is_asked_to_end_leaves_nothing(temporary):
@@ -56,11 +58,24 @@ def test_a_process_that_is_asked_to_end_leaves_nothing(temporary):
     assert not held.parent.exists()
 
 
-def test_without_any_place_it_goes_on(temporary, monkeypatch):
-    monkeypatch.setattr(tempfile, "mkdtemp", _full)
+def test_what_cannot_be_removed_whole_is_found_again(temporary, monkeypatch):
+    dead, left = another()
+    dead.kill()
+    dead.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", lambda *_, **__: None)
+        remove_dead()
+    assert left.exists()
+    remove_dead()
+    assert not left.parent.exists()
+
+
+@pytest.mark.parametrize("broken", ["tempfile.mkdtemp", "os.rename"])
+def test_without_any_place_it_goes_on(temporary, monkeypatch, broken):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(broken, full)
     with own_scratch():
         assert tempfile.gettempdir() == str(temporary)
-
-
-def _full(**_):
-    raise OSError(28, "No space left on device")
+    assert not [*temporary.iterdir()]
