@@ -191,13 +191,19 @@ class Play:
 
     def _freeze_driver(self) -> None:
         """Another run takes over, and the frozen one wakes again."""
-        frozen, other = self._overtaken()
+        frozen, other = self._frozen()
+        with suppress(Exception):
+            other.process.wait(FROZEN_SECONDS + 4.0)  # its start, and until the lease is stale
         frozen.process.send_signal(signal.SIGCONT)
         self._both_end(frozen, other)
 
     def _kill_overtaker(self) -> bool:
-        """Another run takes over and is killed before the frozen one wakes again."""
-        frozen, other = self._overtaken()
+        """Another run takes over and is killed at work, before the frozen one wakes again."""
+        frozen, other = self._frozen()
+        while not (other.ended or other.said(self._subject.started)):
+            time.sleep(0.02)
+        with suppress(Exception):
+            other.process.wait(self._draws.choice((0.1, 0.3, 1.0)))
         took_over = not other.ended
         self._killing(other.process.kill, all_of_it=False)
         other.end()
@@ -206,14 +212,11 @@ class Play:
         self._runs.append(frozen)
         return took_over
 
-    def _overtaken(self) -> tuple[Running, Running]:
-        """A frozen run, and one that has had time to take over."""
+    def _frozen(self) -> tuple[Running, Running]:
+        """The run, frozen, and another that begins."""
         frozen = self._run
         frozen.process.send_signal(signal.SIGSTOP)
-        other = self._begin_run()
-        with suppress(Exception):
-            other.process.wait(FROZEN_SECONDS + 4.0)  # its start, and until the lease is stale
-        return frozen, other
+        return frozen, self._begin_run()
 
     def _freeze_worker(self) -> bool:
         worker = self._a_worker()
