@@ -23,6 +23,7 @@ import psutil
 
 from pipeline.plan.plan import Plan, make_plan
 from pipeline.recipe.read import load_recipe
+from pipeline.upkeep.contents import key_of
 from tests.chaos.schedule import Schedule, Subject, draw
 from tests.chaos.storage import Storage, manifests, storages
 from tests.support.chat_server import ChatServer, rewrite_of
@@ -133,8 +134,13 @@ class Arena:
 
     def _subjects(self, plan: Plan) -> dict[str, Subject]:
         """What the search makes is known once it has been made: see `know`."""
-        found = {}
+        found: dict[str, Subject] = {}
+        alike: set[str] = set()  # two teachers' factors may be the same artifact
         for name in (name for name, one in plan.nodes.items() if not one.spare):
+            key = key_of(plan.folders[name])
+            if key in alike:
+                continue
+            alike.add(key)
             lacking = {name}
             for one in plan.graph.values():
                 if lacking.intersection(one.inputs.values()):
@@ -235,8 +241,9 @@ class Arena:
         """
         aside = self.folder / "start"
         shutil.rmtree(aside, ignore_errors=True)
-        for folder in sorted(self._start - without):
-            if (self.reference / folder).exists():
+        lacking = {key_of(folder) for folder in without}
+        for folder in sorted(self._start):
+            if key_of(folder) not in lacking and (self.reference / folder).exists():
                 shutil.copytree(self.reference / folder, aside / folder)
         storage.begin(aside)
         self.prepare(storage.uri)

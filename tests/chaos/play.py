@@ -14,6 +14,7 @@ from typing import Any
 
 from pipeline.store.artifacts import ArtifactStore
 from pipeline.store.manifest import NO_USAGE, read_manifest, read_shard
+from pipeline.upkeep.contents import key_of
 from stages.files import Root
 from tests.chaos.arena import BATCH, CONCURRENCY, Arena, Running
 from tests.chaos.schedule import Fault, Schedule
@@ -203,7 +204,7 @@ class Play:
         while not (other.ended or other.said(self._subject.started)):
             time.sleep(0.02)
         with suppress(Exception):
-            other.process.wait(self._draws.choice((0.1, 0.3, 1.0)))
+            other.process.wait(self._draws.choice((0.0, 0.1, 0.3)))
         took_over = not other.ended
         self._killing(other.process.kill, all_of_it=False)
         other.end()
@@ -279,24 +280,25 @@ class Play:
             time.sleep(0.02)
         return storage.num_failed > 0
 
-    def _full_disk(self) -> None:
+    def _full_disk(self) -> bool:
         assert isinstance(self._storage, Disk)
-        self._unwritable(self._storage.fill)
+        return self._unwritable(self._storage.fill)
 
-    def _read_only_disk(self) -> None:
+    def _read_only_disk(self) -> bool:
         assert isinstance(self._storage, Disk)
-        self.outcome.may_lose += UNDER_WAY  # answers that come now have no place
-        self._unwritable(self._storage.make_read_only)
+        return self._unwritable(self._storage.make_read_only)
 
-    def _unwritable(self, make: Callable[[], None]) -> None:
+    def _unwritable(self, make: Callable[[], bool | None]) -> bool:
         """Until the run ends: with one message."""
         run = self._run
-        self._killing(make, all_of_it=False)
+        if not self._killing(make, all_of_it=False):
+            return False
         code = run.end()
         self._storage.heal()
         assert code in (0, 2), f"exit code {code} of a run whose disk cannot be written"
         if code:
             self._begin_run()
+        return True
 
     def _settle(self) -> None:
         """The run ends, and where a fault ended it, another one."""
@@ -314,16 +316,16 @@ class Play:
     def check(self) -> None:
         """What was made is what an undisturbed run makes, and nothing was lost or paid twice."""
         arena, storage = self._arena, self._storage
-        reference = {_key(folder): one for folder, one in arena.made.items()}
+        reference = {key_of(folder): one for folder, one in arena.made.items()}
         root = storage.root
-        found = {_key(folder): (folder, one) for folder, one in manifests(root).items()}
+        found = {key_of(folder): (folder, one) for folder, one in manifests(root).items()}
         made = self._subject.lacking if self._schedule.whole else self._subject.made
         for wanted in sorted(made):
-            if _key(wanted) not in reference:  # nothing asks for it
+            if key_of(wanted) not in reference:  # nothing asks for it
                 continue
-            assert _key(wanted) in found, f"{wanted} is not made"
-            folder, manifest = found[_key(wanted)]
-            one, other = _lasting(manifest), _lasting(reference[_key(wanted)])
+            assert key_of(wanted) in found, f"{wanted} is not made"
+            folder, manifest = found[key_of(wanted)]
+            one, other = _lasting(manifest), _lasting(reference[key_of(wanted)])
             assert one == other, f"{folder} is not as it should be: {_first(one, other)}"
             _check_ledger(root, folder, manifest)
             self.outcome.num_compared += 1
@@ -362,7 +364,7 @@ def _lasting(manifest: dict[str, Any]) -> dict[str, Any]:
     """What is the same whenever and wherever an artifact is made."""
     found = _plain(manifest)
     del found["title"]
-    found["inputs"] = {name: _key(folder) for name, folder in found["inputs"].items()}
+    found["inputs"] = {name: key_of(folder) for name, folder in found["inputs"].items()}
     # a folder's name is of all its files, of which TensorBoard's have times
     found["files"] = {
         name: record["sha256"]
@@ -372,11 +374,6 @@ def _lasting(manifest: dict[str, Any]) -> dict[str, Any]:
     if found["kind"] in ("variant", "speed"):  # their figures tell how fast it is
         del found["stats"]
     return dict(found)
-
-
-def _key(folder: str) -> str:
-    """Kind and fingerprint of an artifact, whatever its title."""
-    return f"{folder.partition('/')[0]}/{folder[-8:]}"
 
 
 def _plain(value: Any) -> Any:

@@ -14,13 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from stages.files import Root
-from tests.support.command import wait_until
 from tests.support.faulty import Fault, Faulty, faulty_proxy
 from tests.support.s3 import s3_server
 
 DISK_MEGABYTES = 64
-# Until whoever writes has closed its file
-REMOUNT_SECONDS = 30.0
+# Until whoever writes has closed its file: a journal of answers never is as long as it is used
+REMOUNT_SECONDS = 10.0
 # What says nothing about how far the work is
 ASIDE = ("leases", "history", "work/ray", ".writable")
 # But for the attempt that wrote it
@@ -103,8 +102,7 @@ class Disk(Storage):
         self._seen.clear()
 
     def heal(self) -> None:
-        if not self.why_not:
-            self._remount("rw")
+        assert self.why_not or self._remount("rw")
         (self._place / "filler").unlink(missing_ok=True)
 
     def fill(self) -> None:
@@ -116,16 +114,18 @@ class Disk(Storage):
             except OSError:
                 pass
 
-    def make_read_only(self) -> None:
-        self._remount("ro")
-
-    def _remount(self, how: str) -> None:
-        """Read-only as soon as no file is open for writing: the system refuses it before."""
-        command = ["mount", "-o", f"remount,{how}", str(self._place)]
+    def make_read_only(self) -> bool:
+        """As soon as no file is open for writing, which the system wants; whether that was so."""
         end = time.monotonic() + REMOUNT_SECONDS
-        wait_until(
-            lambda: not subprocess.run(command, check=time.monotonic() > end).returncode, pause=0.1
-        )
+        while not self._remount("ro"):
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.1)
+        return True
+
+    def _remount(self, how: str) -> bool:
+        command = ["mount", "-o", f"remount,{how}", str(self._place)]
+        return not subprocess.run(command, capture_output=True).returncode
 
     @property
     def written(self) -> list[str]:

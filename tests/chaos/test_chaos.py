@@ -40,7 +40,7 @@ SCHEDULES = [
     one("disk", "endpoint:far", ("kill driver", (0.2, 0.0)), ("freeze worker", (0.4, 0.0))),
     one("s3", "train by two", ("second run", (0.2, 0.0)), ("lose node", (0.5, 0.0))),
     one("disk", "train", ("kill overtaker", (0.2, 0.0)), ("freeze driver", (0.5, 0.0))),
-    one("disk", "perturb:chat", ("read-only disk", (0.4, 0.0))),
+    one("disk", "embed:t", ("read-only disk", (0.4, 0.0))),
 ]
 
 
