@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline.store.history import folders_of, newest_record
+from pipeline.store.leases import seen_leases
 from pipeline.upkeep.contents import (
     HISTORY,
+    LEASES,
     SCRATCH,
     SEARCHES,
     Contents,
@@ -80,6 +82,11 @@ def garbage(storage: str, keep: Sequence[str] = ()) -> tuple[Contents, list[Garb
             over = key not in held and (key in made or key not in needed)
         if over:
             found.append(Garbage(f"{SCRATCH}/{folder}", one.num_bytes, "of a run that is over"))
+    for lease in seen_leases(root):
+        # a run's has one holder ever; its state is told by its log when that is old enough
+        if lease.folder.startswith("runs/") and not lease.alive and lease.age > TORN_SECONDS:
+            path = f"{LEASES}/{lease.folder}"
+            found.append(Garbage(path, sum(root.sizes(path).values()), "of a run that was killed"))
     for path, num_bytes in there.torn.items():
         if root.age(path) > TORN_SECONDS:
             found.append(Garbage(path, num_bytes, "half-written, and its writer is gone"))

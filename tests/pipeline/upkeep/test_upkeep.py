@@ -349,6 +349,11 @@ def test_a_run_of_another_process_is_running_until_it_is_killed(storage):
     process.kill()
     process.wait()
     assert states(storage)[0][1] == "killed"
+    assert "leases" not in clear(storage.root, [], delete=True)
+    for path in (file, *(storage.path / record / "log").iterdir()):
+        os.utime(path, (OLD, OLD))
+    assert f"leases/{run_lease(record)}  of a run that was killed" in clear(storage.root, [], True)
+    assert not file.exists() and states(storage)[0][1] == "killed"
 
 
 @pytest.mark.parametrize("command", [["gc"], ["gc", "--delete"], ["du"]])
