@@ -170,7 +170,8 @@ def _make_missing(
 
     total = len(work.expected_rows())
     passes = stage.passes()
-    logging.getLogger("ray.data").setLevel(logging.ERROR)  # our own lines say how far it is
+    # our own lines say how far it is, and what fails is raised: it would print a trace besides
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
     DataContext.get_current().enable_progress_bars = False
     # Ray Data gives it no more than there is; machines that join later are used so
     most = min(len(todo), where.slots) if where.labels else len(todo)

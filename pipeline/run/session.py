@@ -85,8 +85,6 @@ def ray_session(
         with own_scratch():
             yield
     finally:
-        # after an error other nodes may still run: Ray Data would print a trace for each of them
-        logging.getLogger("ray.data").setLevel(logging.CRITICAL)
         if address is None:
             ray.shutdown()
             remove_dead()

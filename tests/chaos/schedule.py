@@ -69,7 +69,7 @@ def draw(seed: int, subjects: dict[str, Subject], kinds: list[str], can_mount: b
     storage = kinds[seed % len(kinds)]
     here = ON_S3 * 2 if storage == "s3" else ON_DISK if can_mount else ()
     faults = [
-        Fault(draws.choice(EVERYWHERE + here), (draws.random(), draws.choice((0.0, 0.3, 1.0, 3.0))))
+        Fault(draws.choice(EVERYWHERE + here), (draws.random(), draws.choice((0.0, 0.1, 0.3, 1.0))))
         for _ in range(draws.choice((1, 1, 2, 3)))
     ]
     faults.sort(key=lambda one: one.after[0])

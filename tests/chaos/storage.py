@@ -84,7 +84,7 @@ class Disk(Storage):
         self.why_not = mounted.stderr.strip()
         self._known: set[tuple[str, int]] = set()
         self._seen: dict[tuple[str, int], None] = {}
-        self._end = threading.Event()
+        self._looks, self._end = threading.Lock(), threading.Event()
         self._looking = threading.Thread(target=self._look, daemon=True)
         self._looking.start()
 
@@ -98,8 +98,9 @@ class Disk(Storage):
         self.heal()
         shutil.rmtree(self.uri, ignore_errors=True)
         shutil.copytree(folder, self.uri)
-        self._known = set(self._files())
-        self._seen.clear()
+        with self._looks:  # else a look that began before would take what was copied for written
+            self._known = set(self._files())
+            self._seen.clear()
 
     def heal(self) -> None:
         assert self.why_not or self._remount("rw")
@@ -143,7 +144,8 @@ class Disk(Storage):
                     continue
 
     def _look_once(self) -> None:
-        self._seen |= dict.fromkeys(one for one in self._files() if one not in self._known)
+        with self._looks:
+            self._seen |= dict.fromkeys(one for one in self._files() if one not in self._known)
 
     def _look(self) -> None:
         while not self._end.wait(0.02):
