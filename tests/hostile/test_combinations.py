@@ -1,7 +1,7 @@
 """Whole files whose settings are drawn: several at once, most of them nearly right.
 
 tests/hostile/test_fields.py has one wrong value in a right file; here what has the right type meets
-others of its kind, at bounds and a little beyond. `python -m tests.hostile.test_combinations 5000`
+others of its kind, at bounds and a little beyond. `python -m tests.hostile.test_combinations 600`
 tries more.
 """
 
