@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.cli import main
 from stages.plain import UNPRINTABLE
-from tests.hostile.test_fields import limited
+from tests.hostile.subjects import limited
 from tests.support.recipes import tiny, write_recipe
 
 WORDS = [

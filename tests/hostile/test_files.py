@@ -20,7 +20,7 @@ from pipeline.run.runner import check_nodes
 from stages.errors import UserError
 from stages.plain import UNPRINTABLE, for_people
 from stages.recipe import Recipe
-from tests.hostile.test_fields import limited
+from tests.hostile.subjects import limited
 from tests.support.here import make_here
 from tests.support.recipes import tiny
 

@@ -4,7 +4,7 @@ import pytest
 
 from pipeline.recipe.loader import LONGEST, read_yaml
 from stages.errors import UserError
-from tests.hostile.test_fields import limited
+from tests.hostile.subjects import limited
 
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12)

@@ -3,7 +3,7 @@
 import pytest
 
 from stages.plain import LONGEST_MESSAGE, check_plain, for_people
-from tests.hostile.test_fields import limited
+from tests.hostile.subjects import limited
 
 
 @pytest.mark.parametrize("text", ["x" * 3_000_000, ":" * 3_000_000, ":/" * 500_000, "a:b@ " * 9999])
