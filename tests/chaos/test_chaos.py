@@ -39,7 +39,8 @@ SCHEDULES = [
     one("s3", "embed:t", ("stumble", (0.0, 0.0)), ("lose cluster", (0.4, 0.3)), again=True),
     one("disk", "endpoint:far", ("kill driver", (0.2, 0.0)), ("freeze worker", (0.4, 0.0))),
     one("s3", "train by two", ("second run", (0.2, 0.0)), ("lose node", (0.5, 0.0))),
-    one("disk", "train", ("kill overtaker", (0.2, 0.0)), ("freeze driver", (0.5, 0.0))),
+    # of a node whose driver publishes it: a worker would end what its frozen driver began
+    one("disk", "embed:t", ("kill overtaker", (0.2, 0.0)), ("freeze driver", (0.5, 0.0))),
     one("disk", "embed:t", ("read-only disk", (0.4, 0.0))),
 ]
 
