@@ -7,7 +7,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +94,9 @@ def set_up_worker() -> None:
     """What every worker does as it starts, in the folder of its job's package."""
     take(Path.cwd())
     _meet_at_own_address()
-    scratch = own_scratch()
-    scratch.__enter__()
-    atexit.register(scratch.__exit__, None, None, None)
+    stack = ExitStack()
+    stack.enter_context(own_scratch())
+    atexit.register(stack.close)
 
 
 def _meet_at_own_address() -> None:

@@ -353,6 +353,7 @@ def boot_id() -> str:
     return ""
 
 
+@cache
 def _machine() -> str:
     if boot := boot_id():
         return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"

@@ -79,3 +79,12 @@ def test_without_any_place_it_goes_on(temporary, monkeypatch, broken):
     with own_scratch():
         assert tempfile.gettempdir() == str(temporary)
     assert not [*temporary.iterdir()]
+
+
+def test_what_cannot_be_removed_hides_no_error(temporary, monkeypatch):
+    def busy(self):
+        raise OSError(16, "Device or resource busy")
+
+    monkeypatch.setattr(Path, "iterdir", busy)
+    with pytest.raises(KeyError), own_scratch():
+        raise KeyError

@@ -150,6 +150,15 @@ def test_a_holder_that_beats_is_never_followed(tmp_path, monkeypatch):
     assert len(looks) == 50
 
 
+def test_where_the_system_has_no_name_for_itself_a_process_is_one_machine(monkeypatch):
+    monkeypatch.setattr(module, "boot_id", lambda: "")
+    module._machine.cache_clear()
+    try:
+        assert module._machine() == module._machine()
+    finally:
+        module._machine.cache_clear()
+
+
 def test_a_process_of_this_machine_that_is_gone_is_not_waited_for(tmp_path):
     code = (
         "import sys, time\n"
