@@ -2,6 +2,9 @@
 
 import argparse
 import errno
+import os
+import select
+import signal
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -14,8 +17,19 @@ from stages.plain import check_scalar, for_people, printable, shortened
 
 
 def command() -> NoReturn:
-    """The command `sentray`."""
-    end_process(main())
+    """The command `sentray`. It ends as by SIGPIPE where whoever read what it prints has gone, as
+    `head` does."""
+    try:
+        exit_code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        reader = select.poll()
+        reader.register(sys.stdout, 0)
+        if not reader.poll(0):
+            raise  # another pipe's
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more
+        exit_code = 128 + signal.SIGPIPE
+    end_process(exit_code)
 
 
 def main(arguments: list[str] | None = None) -> int:

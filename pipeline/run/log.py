@@ -1,4 +1,4 @@
-"""A run's log for machines: JSON lines under the storage root.
+"""A run's log: JSON lines under the storage root. `sentray status NAME --log` prints it for people.
 
     history/<recipe>/<time>/log/20261122T062741.482913.jsonl, ...    of `run`
     tune/<search>/log/...                                            of `tune`, its trials too

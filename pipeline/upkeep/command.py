@@ -2,11 +2,17 @@
 
 import argparse
 
+from stages.errors import UserError
+
 
 def add_upkeep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds the commands to the command line."""
     status = commands.add_parser("status", help="what runs are doing, or how they ended")
     status.add_argument("name", nargs="?", help="a recipe, for its newest runs (default: all)")
+    status.add_argument(
+        "--log", action="store_true",
+        help="all that its newest run said, wherever it ran (of a search: all its runs)",
+    )  # fmt: skip
     status.set_defaults(command=_status)
     du = commands.add_parser("du", help="what takes the space of a storage root")
     du.set_defaults(command=_du)
@@ -26,8 +32,14 @@ def add_upkeep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def _status(options: argparse.Namespace) -> int:
-    from pipeline.upkeep.status import status
+    from pipeline.upkeep.status import log_lines, status
 
+    if options.log:
+        if options.name is None:
+            raise UserError("status --log: say whose log: sentray status NAME --log")
+        for line in log_lines(options.storage, options.name):
+            print(line)
+        return 0
     print(status(options.storage, options.name))
     return 0
 

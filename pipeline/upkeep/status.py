@@ -4,6 +4,7 @@ no torch."""
 import json
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -13,7 +14,7 @@ from pipeline.store.leases import Seen, run_lease, seen_leases
 from pipeline.upkeep.contents import HISTORY, RUN, SEARCHES
 from stages.errors import UserError
 from stages.files import Root, masked_uri, understood
-from stages.plain import shortened
+from stages.plain import printable, shortened
 from stages.text import clock
 
 # Runs of one recipe that are shown
@@ -40,15 +41,7 @@ def status(storage: str, name: str | None = None) -> str:
         UserError: there is no such run.
     """
     root = Root(storage)
-    known, searches = root.list(HISTORY), root.list(SEARCHES)
-    if name is not None:
-        if name not in (*known, *searches):
-            there = ", ".join([*known, *searches]) or "none"
-            raise UserError(
-                f"status {name}: no recipe or search of that name has run in storage "
-                f"'{masked_uri(storage)}' (there are: {there})"
-            )
-        searches = [one for one in searches if one == name]
+    known, searches = _known(root, name)
     held = {one.folder: one for one in seen_leases(root)}
     if name is None:
         records = [record for one in known if (record := newest_record(root, one))]
@@ -68,6 +61,44 @@ def status(storage: str, name: str | None = None) -> str:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
         lines.append("  ".join([*cells, row[3]]).rstrip())
     return "\n".join(lines)
+
+
+def log_lines(storage: str, name: str) -> Iterator[str]:
+    """What the newest run of a recipe said, or a search in all its runs: `<UTC>  <stage>  <text>`.
+
+    A file of the log is read at a time.
+
+    Raises:
+        UserError: there is no such run, or it left no log.
+        StorageError: a file of it is damaged.
+    """
+    root = Root(storage)
+    known, _ = _known(root, name)
+    record = (newest_record(root, name) if known else None) or f"{SEARCHES}/{name}"
+    files = root.list(f"{record}/log")
+    if not files:
+        raise UserError(f"status {name} --log: there is no log in '{root.shown(record)}'")
+    for file in (f"{record}/log/{one}" for one in files):
+        with understood(root.shown(file)):
+            for line in map(json.loads, root.read(file).splitlines()):
+                when = f"{datetime.fromisoformat(line['time']):%Y-%m-%d %H:%M:%S}"
+                # of the whole run: it started, ended, or why it did not
+                text = line["text"] if line["stage"] else f"{line['event']} {line['text']}"
+                yield printable(f"{when}  {line['stage'] or 'run':<16}  {text}".rstrip())
+
+
+def _known(root: Root, name: str | None) -> tuple[list[str], list[str]]:
+    """Recipes and searches that have run; only those of that name."""
+    recipes, searches = root.list(HISTORY), root.list(SEARCHES)
+    if name is None:
+        return recipes, searches
+    if name not in (*recipes, *searches):
+        there = ", ".join([*recipes, *searches]) or "none"
+        raise UserError(
+            f"status {name}: no recipe or search of that name has run in storage "
+            f"'{masked_uri(root.uri)}' (there are: {there})"
+        )
+    return [name] * (name in recipes), [name] * (name in searches)
 
 
 def run_state(root: Root, record: str, lease: Seen | None) -> RunState:

@@ -3,53 +3,25 @@
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
 import time
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 
 from pipeline.cli import main
 from pipeline.plan.plan import make_plan
 from pipeline.run.log import RunLog
-from pipeline.run.runner import choose, finish, record_start, run
+from pipeline.run.runner import choose, record_start
 from pipeline.store.leases import Leases, run_lease
 from pipeline.store.manifest import new_manifest
 from pipeline.upkeep.clearing import clear, garbage
 from pipeline.upkeep.contents import key_of
-from pipeline.upkeep.status import status
-from stages.errors import Stopped, UserError
+from stages.errors import UserError
 from stages.files import Root
 from stages.recipe import Recipe
 from tests.support.here import make_here
-from tests.support.recipes import tiny
 
 OLD = time.time() - 7200
-
-
-@pytest.fixture
-def storage(tmp_path, teacher_folder, student_folder):
-    """Runs recipes that differ in name, seed and what they evaluate; `storage.root`."""
-
-    class Storage:
-        root = str(tmp_path / "runs")
-        path = tmp_path / "runs"
-
-        def run(self, name, seed=42, only=None):
-            raw = tiny(tmp_path, teacher_folder, student_folder) | {"name": name}
-            raw["evaluate"] |= {"speed": False}
-            raw["train"] |= {"seed": seed}
-            recipe = Recipe.model_validate(raw)
-            record = record_start(make_plan(recipe))
-            make_here(recipe, *(only or ()))
-            if only is None:
-                finish(make_plan(recipe), record)
-            return make_plan(recipe), record
-
-    return Storage()
 
 
 def files_of(path):
@@ -249,111 +221,6 @@ def test_space_by_stage_and_recipe(storage, capsys):
               or name.startswith(("evaluate:before", "evaluate:t"))]  # fmt: skip
     expected = sum(f.stat().st_size for several in shared for f in several if f.is_file())
     assert rows["one"][1] == f"{expected / 1e6:,.1f} MB"
-
-
-def log_of(storage, record, error=None):
-    log = RunLog(Root(storage.root), f"{record}/log", print)
-    try:
-        with log:
-            log.add("train", "said", "step 4", {})
-            if error:
-                raise error
-    except Exception:
-        pass
-
-
-def states(storage, name=None):
-    rows = [re.split(r"  +", line) for line in status(storage.root, name).splitlines()[1:]]
-    return [(row[0], row[2], row[3] if len(row) > 3 else "") for row in rows]
-
-
-def test_how_runs_ended(storage):
-    storage.run("finished")
-    for name, error in (
-        ("failed", ValueError("too hot")), ("stopped", Stopped()), ("ended", None)
-    ):  # fmt: skip
-        _, record = storage.run(name, only=["sentences"])
-        log_of(storage, record, error)
-    _, record = storage.run("killed", only=["sentences"])
-    log_of(storage, record)
-    *_, file = sorted((storage.path / record / "log").iterdir())
-    file.write_text("\n".join(file.read_text().splitlines()[:-1]) + "\n")
-    assert states(storage, "killed") == [("killed", "running", "last: train: step 4")]
-    os.utime(file, (OLD, OLD))
-    _, record = storage.run("silent", only=["sentences"])
-    assert states(storage) == [
-        ("ended", "finished", ""), ("failed", "failed", "ValueError: too hot"),
-        ("finished", "finished", ""), ("killed", "killed", "last: train: step 4"),
-        ("silent", "killed", "nothing made yet"),
-        ("stopped", "stopped", "Stopped: stopped; run again to continue"),
-    ]  # fmt: skip
-    with pytest.raises(UserError, match="status nobody: no recipe or search of that name has run"):
-        status(storage.root, "nobody")
-
-
-def test_how_searches_ended(storage):
-    root = Root(storage.root)
-    storage.run("mine", only=["sentences"])
-    for name, error in (("ended", None), ("failed", ValueError("too hot")), ("killed", None)):
-        root.write(f"tune/{name}/search.yaml", b"")
-        log_of(storage, f"tune/{name}", error)
-    *_, file = sorted((storage.path / "tune/killed/log").iterdir())
-    file.write_text("\n".join(file.read_text().splitlines()[:-1]) + "\n")
-    os.utime(file, (OLD, OLD))
-    assert states(storage)[1:] == [
-        ("search ended", "finished", ""), ("search failed", "failed", "ValueError: too hot"),
-        ("search killed", "killed", "last: train: step 4"),
-    ]  # fmt: skip
-    with Leases(root, print) as leases:
-        leases.take("tune/killed", lambda: False, print, lambda: "2 running")
-        ((name, state, told),) = states(storage, "killed")
-    assert (name, state) == ("search killed", "running") and told.endswith("2 running")
-
-
-def test_a_run_that_found_no_cluster_has_failed(storage):
-    plan, _ = storage.run("one", only=["sentences"])
-    with pytest.raises(UserError, match="127.0.0.1:1"):
-        run(plan.recipe, address="127.0.0.1:1")
-    ((_, state, told),) = states(storage)
-    assert state == "failed" and "127.0.0.1:1" in told
-
-
-HOLD = """
-import sys
-from pipeline.store.leases import Leases, run_lease
-from stages.files import Root
-leases = Leases(Root(sys.argv[1]), print)
-leases.hold(run_lease(sys.argv[2]), lambda: "train: step 5")
-print("held", flush=True)
-sys.stdin.read()
-"""
-
-
-def test_a_run_of_another_process_is_running_until_it_is_killed(storage):
-    _, record = storage.run("one", only=["sentences"])
-    log = RunLog(Root(storage.root), f"{record}/log", print)
-    log.add("train", "said", "step 5", {})
-    log.write()  # a moment ago, which is no sign of life where a lease tells more
-    root = Path(__file__).parents[3]
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, storage.root, record], cwd=root, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stdout.readline() == "held\n"
-    ((_, state, told),) = states(storage)
-    assert state == "running" and told.endswith("ago. train: step 5")
-    (file,) = (storage.path / "leases/runs").rglob("*.json")
-    process.send_signal(signal.SIGSTOP)  # it writes its lease no more
-    os.utime(file, (time.time() - 60,) * 2)
-    assert states(storage)[0][1] == "silent"
-    process.kill()
-    process.wait()
-    assert states(storage)[0][1] == "killed"
-    assert "leases" not in clear(storage.root, [], delete=True)
-    for path in (file, *(storage.path / record / "log").iterdir()):
-        os.utime(path, (OLD, OLD))
-    assert f"leases/{run_lease(record)}  of a run that was killed" in clear(storage.root, [], True)
-    assert not file.exists() and states(storage)[0][1] == "killed"
 
 
 @pytest.mark.parametrize("command", [["gc"], ["gc", "--delete"], ["du"]])
