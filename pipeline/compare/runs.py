@@ -6,8 +6,12 @@ from pipeline.report.differences import with_differences
 from pipeline.report.figures import Results, read_results
 from pipeline.store.artifacts import ArtifactStore
 from pipeline.store.history import newest_record
+from pipeline.upkeep.contents import key_of
 from stages.contract import EncoderLabel, Figure, Measurement
 from stages.errors import UserError
+
+# Stages whose artifacts encoders consist of; whatever else a test has read is what it tested on
+OF_ENCODERS = ("train", "corpus")
 
 
 def compare_runs(names: list[str], storage: str) -> Results:
@@ -27,7 +31,7 @@ def compare_runs(names: list[str], storage: str) -> Results:
     if all(json.loads(test)[0]["kind"] == "Size" for _, test in shared):
         tests = "; ".join(f"{name}: {', '.join(n for n, _ in row)}" for name, row in rows.items())
         raise UserError(
-            f"compare {' '.join(names)}: they share no test with equal settings ({tests})"
+            f"compare {' '.join(names)}: they share no test with equal settings and data ({tests})"
         )
     measurements, sources = [], []
     for name, row in rows.items():
@@ -65,7 +69,9 @@ def _row(store: ArtifactStore, name: str) -> dict[tuple[str, str], tuple[Figure,
         # speeds that were not measured side by side are not compared
         if measurement.encoder != wanted or manifest is None or "test" not in manifest.identity:
             continue
+        folders = [one for one in manifest.inputs.values() if one.split("/")[0] not in OF_ENCODERS]
         about = [manifest.identity["test"], manifest.identity["encoder.max_length"]]
+        about += sorted(map(key_of, folders))  # held-out sentences and pairs, teachers' factors
         for figure in measurement.figures:
             found[figure.name, json.dumps(about, sort_keys=True)] = figure, source
     return found

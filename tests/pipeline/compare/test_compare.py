@@ -1,6 +1,7 @@
 """Models and runs side by side: their figures, and which differences are more than chance."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -127,14 +128,22 @@ def test_a_table_may_be_named_with_its_kind(tmp_path, kind):
 
 @pytest.fixture(scope="module")
 def storage(tmp_path_factory, teacher_folder, student_folder):
-    """Finished runs `one`, `other` (another seed) and `apart`, which has another test."""
+    """Finished runs `one`, `other` (another seed), `apart`, which has another test, and two that
+    test on what they hold out, of `one`'s sentences and of others."""
     folder = tmp_path_factory.mktemp("compared")
     raw = tiny(folder, teacher_folder, student_folder)
     raw["evaluate"]["speed"] = False
     other_sts = folder / "other.tsv"
     other_sts.write_text((folder / "sts.tsv").read_text() + "odd\t5.0\ta cat\ta cat\ttest\n")
     apart = {**raw["evaluate"], "sts": [{"name": "made-up", "path": str(other_sts)}]}
+    held = {"sentences": raw["sentences"] | {"holdout": 30}}
+    text = Path(raw["sentences"]["path"]).read_text().splitlines()
+    (folder / "others.txt").write_text("\n".join(reversed(text)) + "\n")
+    others = {"sentences": held["sentences"] | {"path": str(folder / "others.txt")}}
     for name, changes in [
+        ("held", held),
+        ("held-too", held | {"train": raw["train"] | {"seed": 7}}),
+        ("held-others", others),
         ("one", {}),
         ("other", {"train": raw["train"] | {"seed": 7}}),
         ("apart", {"evaluate": apart}),
@@ -170,6 +179,16 @@ def test_runs_are_compared_on_the_tests_that_they_share(storage, sentray, tmp_pa
     }  # fmt: skip
 
 
+def test_agreement_is_shared_only_on_the_same_held_out_sentences(storage, sentray):
+    """As many others are other items: no figure of theirs is the same test's."""
+    same = sentray("compare", "held", "held-too", "--storage", storage)
+    others = sentray("compare", "held", "held-others", "--storage", storage)
+    assert "agreement" in rows_of(same)["held"] and "Left out" not in same
+    assert "agreement" not in rows_of(others)["held"]
+    left_out = next(line for line in others.splitlines() if line.startswith("Left out"))
+    assert "agreement" in left_out and "near pairs" in left_out
+
+
 def test_marks_stand_where_the_interval_is_without_0(storage, sentray):
     told = sentray("compare", "one", "one:t", "--storage", storage, "--json", storage / "x.json")
     found = json.loads((storage / "x.json").read_text())["differences"][0]["figures"][0]
@@ -202,7 +221,7 @@ def test_any_models_are_compared_on_tests(sentray, sts, teacher_folder, student_
     [
         (["one"], "name two runs at least"),
         (["one", "one"], "there twice"),
-        (["one", "nobody"], "there is no finished run of 'nobody' (recipes run here: apart, one"),
+        (["one", "nobody"], "there is no finished run of 'nobody' (recipes run here: apart, held"),
         (["one", "other:nobody"], "that run has no row 'nobody'; it has before, t"),
         (["one", "apart"], "they share no test with equal settings"),
         (["one", "other", "--pooling", "cls"], "are for models on tests; add --on"),
