@@ -7,12 +7,17 @@ bounded by what the page cache chooses to keep.
 import io
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from stages.errors import UserError
 from stages.ranks.positions import rank_factor
+
+# Of one array over many shards; a kernel grants a process 65,530 maps, and a training reads some
+# arrays. Opening one anew takes 0.1 ms.
+MOST_MAPS = 8_000
 
 
 def npy_bytes(array: np.ndarray) -> bytes:
@@ -25,8 +30,7 @@ def npy_bytes(array: np.ndarray) -> bytes:
 def mapped(path: Path) -> np.ndarray:
     """An `.npy` file in a memory map that holds no file open, read-only.
 
-    numpy's maps keep a descriptor each, of which a process has 1,024 by default; a kernel grants
-    65,530 maps.
+    numpy's maps keep a descriptor each, of which a process has 1,024 by default.
 
     Raises:
         ValueError: it is no such file, or is cut off.
@@ -102,20 +106,21 @@ class FactorRows:
         self, shards: Sequence[Path], rows_per_shard: int, renormalise: bool = True
     ) -> None:
         self._renormalise = renormalise
-        self._shards = [mapped(path) for path in shards]
+        self._shards, self._mapped = shards, lru_cache(MOST_MAPS)(mapped)
         self._rows_per_shard = rows_per_shard
-        self.num_rows = sum(len(shard) for shard in self._shards)
-        self.dimension = self._shards[0].shape[1]
+        self.num_rows = sum(len(self._mapped(path)) for path in shards)
+        first = self._mapped(shards[0])
+        self.dimension, self._dtype = first.shape[1], first.dtype
 
     def take(self, rows: np.ndarray) -> np.ndarray:
         """Rows (B, D) float32."""
-        stored = self._shards[0].dtype
-        out = np.empty((len(rows), self.dimension), dtype=stored)
+        out = np.empty((len(rows), self.dimension), dtype=self._dtype)
         shard_of = rows // self._rows_per_shard
         for shard in np.unique(shard_of):
             chosen = shard_of == shard
-            out[chosen] = self._shards[shard][rows[chosen] - shard * self._rows_per_shard]
-        if stored.kind == "u":
+            array = self._mapped(self._shards[shard])
+            out[chosen] = array[rows[chosen] - shard * self._rows_per_shard]
+        if self._dtype.kind == "u":
             return rank_factor(out)
         factors = out.astype(np.float32)
         if self._renormalise:
@@ -128,7 +133,9 @@ class TokenRows:
     """Token ids row by row: flat ids and row offsets, one pair of files a shard of any length."""
 
     def __init__(self, shards: Sequence[tuple[Path, Path]]) -> None:
-        self._ids = [mapped(ids) for ids, _ in shards]
+        self._ids, self._mapped = [ids for ids, _ in shards], lru_cache(MOST_MAPS)(mapped)
+        for path in self._ids:
+            self._mapped(path)  # one that is cut off is found now
         self._offsets = [np.load(offsets, allow_pickle=False) for _, offsets in shards]
         self._starts = np.cumsum([0, *(len(offsets) - 1 for offsets in self._offsets)])
         self.num_rows = int(self._starts[-1])
@@ -139,7 +146,7 @@ class TokenRows:
         shards = np.searchsorted(self._starts, rows, side="right") - 1
         for shard, place in zip(shards, rows - self._starts[shards], strict=True):
             start, end = self._offsets[shard][place : place + 2]
-            out.append(self._ids[shard][start:end])
+            out.append(self._mapped(self._ids[shard])[start:end])
         return out
 
 

@@ -193,9 +193,12 @@ class Leases:
         while not is_made():
             if self._stop.is_set():
                 raise Stopped
+            asked = self._now()
             number, raw = self._newest(folder)
             now = self._now()
-            if seen is None or seen[0] != raw:
+            # while the storage was silent for us, its holder may not have been heard there either
+            unheard = now - asked > self._stale_seconds / 2
+            if seen is None or seen[0] != raw or unheard:
                 seen = raw, now
             holder = _read(raw)
             gone = number == 0 or (holder is not None and _is_gone(holder))

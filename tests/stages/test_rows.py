@@ -1,6 +1,7 @@
 """Rows in memory-mapped shards: many of them, and what is no array."""
 
 import resource
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,26 @@ def few_files():
 
 def test_shards_beyond_the_limit_of_open_files(tmp_path, few_files):
     """400 shards of three arrays, 256 files at once."""
+    factors, tokens = shards_in(tmp_path)
+    check_rows(FactorRows(factors, 2, renormalise=False), TokenRows(tokens))
+
+
+def test_shards_beyond_the_limit_of_maps(tmp_path, monkeypatch):
+    """A kernel grants a process 65,530: those used last are kept."""
+    monkeypatch.setattr("stages.rows.MOST_MAPS", 7)
+    factors, tokens = shards_in(tmp_path)
+    before = num_maps(tmp_path)
+    found = FactorRows(factors, 2, renormalise=False), TokenRows(tokens)
+    check_rows(*found)
+    assert before == 0 and num_maps(tmp_path) == 2 * 7
+    assert found[0].num_rows == found[1].num_rows == 800
+
+
+def num_maps(folder):
+    return Path("/proc/self/maps").read_text().count(str(folder))
+
+
+def shards_in(tmp_path):
     factors, tokens = [], []
     for number in range(400):
         names = [tmp_path / f"{number}.{name}.npy" for name in ("factors", "ids", "offsets")]
@@ -27,10 +48,14 @@ def test_shards_beyond_the_limit_of_open_files(tmp_path, few_files):
         np.save(names[2], np.array([0, 1, 3]))
         factors.append(names[0])
         tokens.append((names[1], names[2]))
+    return factors, tokens
+
+
+def check_rows(factors, tokens):
     rows = np.array([0, 1, 799, 400, 13])
-    taken = FactorRows(factors, 2, renormalise=False).take(rows)
+    taken = factors.take(rows)
     np.testing.assert_array_equal(taken[:, 0], [0, 0, 399, 200, 6])
-    ids = TokenRows(tokens).take(rows)
+    ids = tokens.take(rows)
     assert [one.tolist() for one in ids] == [[0], [1, 2], [400, 401], [200], [7, 8]]
 
 

@@ -150,6 +150,25 @@ def test_a_holder_that_beats_is_never_followed(tmp_path, monkeypatch):
     assert len(looks) == 50
 
 
+def test_a_holder_is_not_followed_for_a_silence_of_the_storage(root, monkeypatch):
+    """Which lasted longer than a lease that nobody renews."""
+    elsewhere(root)
+    clock, looks = [0.0], []
+    runs = quick(root, stale_seconds=30.0)
+    monkeypatch.setattr(runs, "_now", lambda: clock[0])
+    newest = runs._newest
+
+    def silent_once(folder):
+        looks.append(clock[0])
+        clock[0] += 100.0 if len(looks) == 3 else 1.0
+        return newest(folder)
+
+    monkeypatch.setattr(runs, "_newest", silent_once)
+    monkeypatch.setattr(runs._stop, "wait", lambda seconds: None)
+    assert runs.take("embed/0a1b2c3d", never, Listener(), str).number == 2
+    assert looks[3] == 102 and looks[-1] - looks[3] == 30
+
+
 def test_where_the_system_has_no_name_for_itself_a_process_is_one_machine(monkeypatch):
     monkeypatch.setattr(module, "boot_id", lambda: "")
     module._machine.cache_clear()
