@@ -20,6 +20,9 @@ VARIABLE, KNOWN = "SENTRAY_STORAGE_PATIENCE", "SENTRAY_STORAGE_KNOWN"
 SECONDS, FIRST_SECONDS = 300.0, 20.0
 LEAST_PAUSE, MOST_PAUSE = 0.5, 20.0
 
+# Who else is told how stores stumble, in this process: a worker's stderr is read by nobody.
+listeners: list[Callable[[str], None]] = []
+
 # What the stores' clients say of overload, time-outs and lost connections; a wrong key, a missing
 # bucket or an unknown host (curl's 6) are none of these.
 TRANSIENT = re.compile(
@@ -86,4 +89,7 @@ class Patience:
         return whole if self._answered else min(whole, FIRST_SECONDS)
 
     def _say(self, text: str) -> None:
-        print(f"storage {self._name} {text}", file=sys.stderr, flush=True)
+        line = f"storage {self._name} {text}"
+        print(line, file=sys.stderr, flush=True)
+        for listener in list(listeners):
+            listener(line)

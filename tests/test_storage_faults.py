@@ -22,6 +22,7 @@ from stages.rewrite.chat import Answer
 from tests.pipeline.store.test_artifacts import publish
 from tests.support.faulty import faulty_proxy
 from tests.support.here import make_here
+from tests.support.recipes import setting
 
 # Arrow's client makes a request for some six seconds by itself
 OUTAGE = 9.0
@@ -251,6 +252,31 @@ def test_a_worker_has_patience_from_its_first_request_on(monkeypatch, sentray):
         answer()
     monkeypatch.setenv(KNOWN, "1")
     assert answer() == "here"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("node", ["embed:t", "evaluate:t:made-up"])
+def test_what_only_workers_meet_is_said_by_the_run(faulty, sentray, tiny_recipe, node):
+    """Shards are stored by Ray Data's actors, other artifacts by Ray tasks: nobody reads the stderr
+    of either."""
+    kind = node.partition(":")[0]
+    storage = faulty.root.format(f"workers-{kind}")
+    file = sentray.recipe_file(tiny_recipe(setting("storage", storage)))
+    sentray("run", file, "--only", "sentences")
+    began = []
+
+    def fault(number, method, path):
+        if method not in ("PUT", "POST") or f"/{kind}/" not in path or "/leases/" in path:
+            return None
+        began.append(time.monotonic())
+        return "slow_down" if began[-1] - began[0] < OUTAGE else None
+
+    faulty.fault = fault
+    told = sentray("run", file, "--only", node)
+    line = f"{re.escape(node)} +storage {re.escape(storage.partition('?')[0])}"
+    assert re.search(f"{line} does not answer .*SLOW_?DOWN", told, re.IGNORECASE)
+    assert re.search(f"{line} answers again, after ", told)
+    assert " does not answer " in sentray("status", "tiny", "--log", "--storage", storage)
 
 
 def test_a_journal_of_many_segments_is_read_while_storage_stumbles(faulty):

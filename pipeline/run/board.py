@@ -2,11 +2,13 @@
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from stages import patience
 from stages.contract import NO_FIGURES, Say
 from stages.errors import Stopped, UserError
 
@@ -87,6 +89,13 @@ def poster(node: str, board: Any, once: bool = False) -> Say:
     def say(text: str, important: bool = False, figures: Mapping[str, float] = NO_FIGURES) -> None:
         post.remote(node, text, important, dict(figures))
 
+    return say
+
+
+def told_by(say: Say) -> Say:
+    """What tells the board about the node that this process now makes; it tells too how the storage
+    stumbles."""
+    patience.listeners[:] = [partial(say, important=True)]
     return say
 
 

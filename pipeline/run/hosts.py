@@ -17,7 +17,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from pipeline.run.board import LEAVING, begin, poster, stop_of, wait_until_told
+from pipeline.run.board import LEAVING, begin, poster, stop_of, told_by, wait_until_told
 from pipeline.run.losses import LOST, too_many
 from pipeline.run.meter import Meter
 from pipeline.run.placement import (
@@ -140,7 +140,7 @@ def _connected(work: NodeWork, board: Any, meter: Meter) -> NodeWork:
     begin(work.name, board)
     return replace(
         work,
-        tell=poster(work.name, board),
+        tell=told_by(poster(work.name, board)),
         stopping=stop_of(board),
         is_ours=work.watched(),
         meter=meter,

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any
 
+from stages import patience
 from stages.contract import NO_FIGURES
 from stages.errors import Stopped, StorageError
 from stages.files import Root
@@ -53,6 +54,7 @@ class RunLog:
 
     def __enter__(self) -> "RunLog":
         self.add("", "started", "", NO_FIGURES)
+        patience.listeners.append(self._hear)
         self.write()  # whoever asks for the run's state sees that it is there
         return self
 
@@ -62,12 +64,16 @@ class RunLog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        patience.listeners.remove(self._hear)
         if error is None:
             self.add("", "ended", "", NO_FIGURES)
         else:
             event = "stopped" if isinstance(error, Stopped | KeyboardInterrupt) else "failed"
             self.add("", event, f"{type(error).__name__}: {error}", NO_FIGURES)
         self.write()
+
+    def _hear(self, line: str) -> None:
+        self.add("", "said", line, NO_FIGURES)
 
     @property
     def is_due(self) -> bool:

@@ -13,7 +13,14 @@ from typing import Any
 
 import ray
 
-from pipeline.run.board import asked_of, begin, machine_is_leaving, poster, wait_until_told
+from pipeline.run.board import (
+    asked_of,
+    begin,
+    machine_is_leaving,
+    poster,
+    told_by,
+    wait_until_told,
+)
 from pipeline.run.losses import LOST, first_line, too_many
 from pipeline.run.meter import Meter
 from pipeline.run.placement import Place, assigned_cores, place_of, use_assigned_cores
@@ -50,7 +57,7 @@ class ShardActor:
         self._make: Callable[[int], Shard | None] | None = None
         self._meter = Meter(assigned_cores())
         self._restarted = bool(ray.get_runtime_context().was_current_actor_reconstructed)
-        tell = poster(work.name, board, once=True)
+        tell = told_by(poster(work.name, board, once=True))
         self._work = replace(work, tell=tell, stopping=asked_of(board), meter=self._meter)
 
     def _leave(self) -> None:
