@@ -32,7 +32,7 @@ from pipeline.run.rows import make_rows
 from pipeline.run.work import NodeWork
 from pipeline.store.copies import used_meanwhile
 from stages.contract import RowWise, Say, Workers
-from stages.errors import Stopped, UserError
+from stages.errors import Stopped, StorageSilent, UserError
 from stages.plugins import plugin_version
 
 # How often a training's driver looks whether its workers have room; Ray takes up to half a minute
@@ -118,9 +118,23 @@ def _plugin_versions(plugins: Sequence[str]) -> dict[str, str | None]:
 
 
 def _make_here(works: Sequence[NodeWork]) -> None:
-    loaded = works[0].node.stage.load(works[0])
+    """Makes nodes in turn; one that fails keeps no other from being made.
+
+    Raises:
+        Exception: the first failure, with the others as notes.
+    """
+    loaded, errors = works[0].node.stage.load(works[0]), list[Exception]()
     for work in works:
-        work.node.stage.make(work, loaded)
+        try:
+            work.node.stage.make(work, loaded)
+        except (Stopped, StorageSilent):  # which are no fault of this node
+            raise
+        except Exception as error:
+            errors.append(error)
+            if len(errors) > 1:
+                errors[0].add_note(f"{work.name}: {type(error).__name__}: {error}")
+    if errors:
+        raise errors[0]
 
 
 def _make_there(works: Sequence[NodeWork], board: Any) -> None:

@@ -24,7 +24,7 @@ from pipeline.run.work import NodeWork, works_of
 from pipeline.store.copies import used_meanwhile
 from pipeline.store.leases import Lease, Leases, run_lease
 from stages.builtin import BUILTIN
-from stages.errors import Stopped, StorageSilent
+from stages.errors import Stopped, StorageSilent, UserError
 from stages.plugins import load_extensions
 
 
@@ -186,13 +186,21 @@ class _Making:
                 work.root.delete(work.scratch)
                 work.begin_again()
                 self._again.discard(work.name)  # whoever tries again goes on with it
-        with used_meanwhile():
-            make_nodes(works, self._board, progress.of)
-        progress.relay(self._board)  # what its workers said last, before "done"
+        try:
+            with used_meanwhile():
+                make_nodes(works, self._board, progress.of)
+        except UserError:  # of one of them: the others are made
+            self._tell_made(works)
+            raise
+        self._tell_made(works)
+
+    def _tell_made(self, works: list[NodeWork]) -> None:
+        self._progress.relay(self._board)  # what its workers said last, before "done"
         for work in works:
             manifest = work.store.manifest(work.folder)
-            assert manifest is not None
-            told = progress.of(work.name)
+            if manifest is None or not work.store.is_made(work.folder):
+                continue
+            told = self._progress.of(work.name)
             if not work.node.stage.row_wise:  # else each shard was counted when it was made
                 told.made(manifest.num_rows, len(manifest.shards), manifest.usage)
             told.done(time.time() - work.started, work.folder, manifest.usage)

@@ -31,8 +31,8 @@ def run_ready(
 ) -> None:
     """Makes every batch once its inputs among `nodes` are made.
 
-    One that fails takes with it those that need it; all others are made before the first error is
-    raised, with a note that says what is lacking.
+    A node that fails takes with it those that need it; all others are made before the first error
+    is raised, with a note that says what is lacking.
 
     Args:
         tick: called a few times a second.
@@ -89,8 +89,8 @@ def run_ready(
         else:
             unmade = failed(batch, error)
             errors.append(error)
-            waiting, lost = _without(waiting, set(unmade))
-            lacking |= dict.fromkeys([*unmade, *(node.name for one in lost for node in one)])
+            waiting, lost = _without(waiting, unmade)
+            lacking |= dict.fromkeys([*unmade, *lost])
     if stopped:
         raise Stopped
     if errors:
@@ -100,21 +100,22 @@ def run_ready(
 
 
 def _without(
-    waiting: list[list[Node]], failed: set[str]
-) -> tuple[list[list[Node]], list[list[Node]]]:
-    """Batches that can still be made, and those that need a failed node, or one that needs one."""
-    lost: list[list[Node]] = []
+    waiting: list[list[Node]], unmade: Collection[str]
+) -> tuple[list[list[Node]], list[str]]:
+    """Batches without the nodes that need an unmade one, or one that needs one; and these."""
+    lost: dict[str, None] = {}
     while True:
-        unmade = failed | {node.name for batch in lost for node in batch}
+        gone = {*unmade, *lost}
         more = [
-            batch
+            node.name
             for batch in waiting
-            if any(unmade.intersection(node.inputs.values()) for node in batch)
+            for node in batch
+            if node.name not in lost and gone.intersection(node.inputs.values())
         ]
         if not more:
-            return waiting, lost
-        lost += more
-        waiting = [batch for batch in waiting if batch not in more]
+            kept = [[node for node in batch if node.name not in lost] for batch in waiting]
+            return [batch for batch in kept if batch], list(lost)
+        lost |= dict.fromkeys(more)
 
 
 def _what_is_lacking(names: list[str], num_errors: int) -> str:

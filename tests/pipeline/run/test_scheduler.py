@@ -27,10 +27,12 @@ def ran(several, errors, asked=None):
 
     def make(batch):
         for node in batch:
+            with lock:
+                if node.name not in errors:
+                    made.append(node.name)
+        for node in batch:
             if node.name in errors:
                 raise errors[node.name]
-            with lock:
-                made.append(node.name)
 
     def failed(batch, error):
         unmade = [node.name for node in batch if node.name not in made]
@@ -71,17 +73,17 @@ def test_of_several_failures_the_first_is_raised():
 def test_what_a_batch_made_before_it_failed_counts():
     several = nodes(t1__m=[], t2__m=[], t3__m=[], reads_t1=["t1__m"], reads_t2=["t2__m"])
     made, _, error = ran(several, {"t2__m": UserError("no")})
-    assert set(made) == {"t1__m", "reads_t1"}
-    assert "Not made: t2__m, t3__m, reads_t2." in error.__notes__[0]
+    assert set(made) == {"t1__m", "t3__m", "reads_t1"}
+    assert "Not made: t2__m, reads_t2." in error.__notes__[0]
 
 
-def test_a_batch_may_need_one_that_stands_behind_it():
+def test_of_a_batch_only_those_are_lost_that_need_what_failed():
     """Tests that share a model stand where the first of them does."""
     several = nodes(t1__m=[], bad=[], worse=["bad"], t2__m=["worse"], reads=["t2__m"])
     made, _, error = ran(several, {"bad": UserError("no")})
-    assert made == []
+    assert made == ["t1__m"]
     assert set(error.__notes__[0].split(": ")[1].split(".")[0].split(", ")) == {
-        "bad", "worse", "t1__m", "t2__m", "reads",
+        "bad", "worse", "t2__m", "reads",
     }  # fmt: skip
 
 
