@@ -169,7 +169,7 @@ class Root:
         return found
 
     def age(self, name: str) -> float:
-        """Seconds since a file was written, by the storage's clock and ours.
+        """Seconds since a file was written, by the storage's clock and ours, which may differ.
 
         Raises:
             FileNotFoundError: there is none.
@@ -177,7 +177,7 @@ class Root:
         info = self.asked(lambda: self.fs.get_file_info(self.path(name)))
         if info.type == pafs.FileType.NotFound:
             raise FileNotFoundError(name)
-        return max(0.0, time.time() - info.mtime_ns / 1e9)
+        return time.time() - info.mtime_ns / 1e9
 
     def write(self, name: str, data: bytes) -> None:
         """Writes a file whole.

@@ -86,6 +86,14 @@ BAD = {
         lambda tmp: chat(base_url="https://me:sk-1@host/v1"), "credentials do not belong into"),
     "an address that is none": (
         lambda tmp: chat(base_url="localhost:80"), "not an http(s) address"),
+    "an address with a fragment": (
+        lambda tmp: chat(base_url="http://h/v1#f"), "not an http(s) address"),
+    "an address without a host": (
+        lambda tmp: chat(base_url="http://:80/v1"), "not an http(s) address"),
+    "a port that is none": (
+        lambda tmp: chat(base_url="http://h:99999/v1"), "port of base_url 'http://h:99999/v1' is"),
+    "a port that is no number": (
+        lambda tmp: chat(base_url="http://h:abc/v1"), "port of base_url 'http://h:abc/v1' is"),
     "a prompt without the sentence": (
         lambda tmp: chat(prompt="Say it again."), "prompt must contain {sentence} exactly once"),
     "a prompt with single braces": (

@@ -12,6 +12,8 @@ import pytest
 import yaml
 
 from pipeline.run.scratch import remove_dead
+from pipeline.store.history import needs_of
+from stages.files import Root
 
 RATE = "train.learning_rate"
 TAU2 = "train.objectives.listnet.student_temperature"
@@ -85,6 +87,8 @@ def test_a_killed_search_goes_on_and_trains_nothing_twice(sentray, tune, monkeyp
     results = times(sentray.folder / "runs", "trial/*/manifest.json")
     factors = times(sentray.folder / "runs", "embed/*/manifest.json")
     assert len(before) >= 3 and len(factors) == 1
+    needs = needs_of(Root(str(sentray.folder / "runs")), "tune/tiny")  # so `gc` keeps them
+    assert {str(sentray.folder / "runs" / one / "manifest.json") for one in needs} >= {*factors}
 
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     remove_dead()

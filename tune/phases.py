@@ -3,6 +3,7 @@
     tune/<name>/trials.jsonl   every trial that has ended
     tune/<name>/log/           what happened, for machines (pipeline/run/log.py)
     tune/<name>/search.yaml    settings of the newest run
+    tune/<name>/needs.json     artifacts that it, and its trials, read
     tune/<name>/best.yaml      the best configuration as a recipe
     tune/<name>/report.html    ranking, pictures, test sets
 
@@ -12,7 +13,7 @@ space, goes on with what is missing. A finished one is shown again without Ray.
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -25,10 +26,11 @@ from pipeline.report.figures import Results, collect
 from pipeline.run.commits import commits_for
 from pipeline.run.log import RunLog
 from pipeline.run.metrics import RunMetrics
-from pipeline.run.runner import check_nodes, make_needed, run
+from pipeline.run.runner import check_nodes, make_needed, run, told_of
 from pipeline.run.stopping import asked_by_signals
 from pipeline.run.work import NodeWork
-from pipeline.store.leases import Leases
+from pipeline.store.history import write_needs
+from pipeline.store.leases import Leases, needs_are_settled
 from stages.contract import NO_FIGURES
 from stages.encoder.hub import reading
 from stages.errors import Stopped, UserError
@@ -107,10 +109,7 @@ def _wait_for_others(
 ) -> None:
     """Until no other process runs this search; what it has found is this one's."""
 
-    def say(text: str, important: bool = False, figures: Mapping[str, float] = NO_FIGURES) -> None:
-        out(f"search {search.name}: {text}")
-
-    leases.take(search.folder, lambda: False, say, told)
+    leases.take(search.folder, lambda: False, told_of(f"search {search.name}", out), told)
 
 
 def _nothing_to_rank(search: Search, trials: list[Trial]) -> UserError:
@@ -146,6 +145,7 @@ class _Phases:
         self._run_log, self.told = run_log, "begins"
         self._stack, self._asked = stack, threading.Event()
         self._is_open = False
+        self._needs: set[str] = set()
         self._started = time.monotonic()
         self._keeper = Keeper(search, log)
 
@@ -300,6 +300,9 @@ class _Phases:
 
     def _make(self, recipe: Recipe, names: Iterable[str]) -> None:
         search = self._search
+        self._needs.update(make_plan(recipe).folders.values())
+        with needs_are_settled(search.store.root, told_of(search.name, self._out)):
+            write_needs(search.store.root, search.folder, self._needs)
         make_needed(recipe, names, self._out, search.pools, search.folder, self._run_log)
 
     def _open(self) -> None:

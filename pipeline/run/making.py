@@ -186,6 +186,7 @@ class _Making:
                 work.root.delete(work.scratch)
                 work.begin_again()
                 self._again.discard(work.name)  # whoever tries again goes on with it
+            work.claim()
         try:
             with used_meanwhile():
                 make_nodes(works, self._board, progress.of)

@@ -15,6 +15,8 @@ from pipeline.run.making import make
 from pipeline.run.pools import PoolSettings
 from pipeline.run.student import find_student, present_student
 from pipeline.store.history import start_record
+from pipeline.store.leases import needs_are_settled
+from stages.contract import NO_FIGURES, Say
 from stages.encoder.hub import reading
 from stages.errors import UserError
 from stages.recipe import Recipe
@@ -57,7 +59,8 @@ def run(
     plan.store.check_writable()
     with reading(commits_for(plan, wanted, again)):
         check_nodes(wanted)
-        record = record_start(plan)
+        with needs_are_settled(plan.store.root, told_of(recipe.name, out)):
+            record = record_start(plan)
         out(f"{recipe.name}: making {', '.join(node.name for node in wanted)}; starting Ray")
         for warning in recipe.warnings():
             out(f"warning: {warning}")
@@ -65,6 +68,7 @@ def run(
         from pipeline.run.session import ray_session
 
         with RunLog(plan.store.root, f"{record}/log", out) as log:
+            check_still_there(plan, wanted)
             with ray_session(address, out):
                 make(plan, wanted, again, out, pools, record, log)
             finish(plan, record)
@@ -128,6 +132,30 @@ def check_undamaged(plan: Plan, nodes: Iterable[Node], again: set[str]) -> None:
     for planned in plan.nodes.values():
         if planned.damage and planned.node.name in read:
             raise UserError(f"{planned.node.name}: {planned.folder} is {planned.reason}")
+
+
+def check_still_there(plan: Plan, nodes: Iterable[Node]) -> None:
+    """That what these nodes read was not removed before the run had written down its need.
+
+    Raises:
+        UserError: it was.
+    """
+    read = {name for node in nodes for name in node.inputs.values() if plan.nodes[name].done}
+    gone = [name for name in sorted(read) if plan.store.find(plan.folders[name]) is None]
+    if gone:
+        raise UserError(
+            f"{', '.join(gone)}: removed since this run began (by `sentray gc`?); run again to "
+            "make it anew"
+        )
+
+
+def told_of(name: str, out: Out) -> Say:
+    """Tells of something that is no node's."""
+
+    def say(text: str, important: bool = False, figures: Mapping[str, float] = NO_FIGURES) -> None:
+        out(f"{name}: {text}")
+
+    return say
 
 
 def check_nodes(nodes: Iterable[Node]) -> None:

@@ -18,7 +18,7 @@ from pipeline.store.artifacts import Artifact, ArtifactStore
 from pipeline.store.leases import Watch
 from pipeline.store.manifest import NO_USAGE, ShardRecord, Usage, new_manifest, shard_line
 from stages.contract import NO_FIGURES, Say, Shard
-from stages.errors import Stopped
+from stages.errors import Stopped, UserError
 from stages.files import Root, half_written
 
 if TYPE_CHECKING:
@@ -219,6 +219,25 @@ class NodeWork:
     def begin_again(self) -> None:
         self.noted.clear()
         self.store.begin_again(self.folder)
+
+    def claim(self) -> None:
+        """Notes whose unfinished work this is: names of folders have eight of 64 digits.
+
+        Raises:
+            UserError: it is of another fingerprint.
+        """
+        if not (self.node.stage.row_wise or self.node.stage.resources().workers):
+            return  # it leaves nothing unfinished that another could take for its own
+        file, mine = f"{self.scratch}/fingerprint", self.node.fingerprint
+        found = self.root.read(file).decode() if self.root.exists(file) else None
+        if found not in (None, mine):
+            raise UserError(
+                f"{self.name}: {self.root.shown(self.folder)} has unfinished work of another "
+                f"fingerprint with the same first digits ({found}); finish that first, or choose "
+                "another `storage` for one of the two"
+            )
+        if found is None:
+            self.root.write(file, mine.encode())
 
     def clear_dead(self) -> None:
         """Removes what attempts that died have left half-written; for whoever holds the lease,

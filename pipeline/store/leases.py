@@ -16,12 +16,13 @@ carry the attempt that wrote them. So in the worst case work is done twice.
 import json
 import math
 import os
+import re
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -39,6 +40,7 @@ BEAT_SECONDS = 5.0
 STALE_SECONDS = 30.0
 # Beyond any stumbling storage and any two clocks that are set by the network.
 FORGOTTEN_SECONDS = 300.0
+LEASE_FILE = re.compile(r"(\d{6,})\.json")
 # Between two lines about the same wait.
 TELL_SECONDS = 30.0
 
@@ -102,7 +104,8 @@ def now_awake() -> float:
 class Seen:
     """A lease as somebody else sees it.
 
-    age: seconds since the holder last wrote it, by the storage's clock and ours.
+    age: seconds since the holder last wrote it, by the storage's clock and ours; below 0 where
+    these differ.
     """
 
     folder: str
@@ -113,7 +116,7 @@ class Seen:
     def alive(self) -> bool:
         """Whether the holder is at work, as far as can be known without waiting: surely where it
         was on this machine, else by its age. Nothing is taken over on this ground."""
-        return not _is_gone(self.holder) and self.age < FORGOTTEN_SECONDS
+        return not _is_gone(self.holder) and abs(self.age) < FORGOTTEN_SECONDS
 
 
 @dataclass
@@ -246,7 +249,7 @@ class Leases:
         with self._lock:
             self._held[folder] = lease
             for file in self._root.list(f"leases/{folder}") if number > 1 else []:
-                if file < f"{number:06d}":  # of those who are gone
+                if 0 < _number(file) < number:  # of those who are gone
                     self._root.delete(f"leases/{folder}/{file}")
         return lease
 
@@ -279,6 +282,22 @@ class Leases:
             self._root.write(lease.file, _write(now))
 
 
+# Whoever removes what nobody needs, or begins to need something
+NEEDS = "needs"
+
+
+@contextmanager
+def needs_are_settled(root: Root, say: Say) -> Iterator[None]:
+    """Within it nobody else writes down what a run or a search needs, or removes what none does.
+
+    Args:
+        say: is told who is waited for. A storage without leases settles nothing.
+    """
+    with Leases(root, warn=lambda text: None) as leases:
+        leases.take(NEEDS, lambda: False, say, lambda: "sentray gc, or a run that begins")
+        yield
+
+
 def run_lease(record: str) -> str:
     """What a run holds while it makes anything: `runs/<recipe>/<time>`.
 
@@ -290,13 +309,13 @@ def run_lease(record: str) -> str:
 
 def seen_leases(root: Root) -> list[Seen]:
     """All leases of a root, of those who are gone too."""
-    newest: dict[str, str] = {}
-    for path in sorted(root.sizes("leases")):
+    newest: dict[str, int] = {}
+    for path in root.sizes("leases"):
         folder, _, name = path.rpartition("/")
-        if name[:6].isdecimal():
-            newest[folder] = f"leases/{path}"
+        newest[folder] = max(newest.get(folder, 0), _number(name))
     found = []
-    for folder, file in newest.items():
+    for folder, number in newest.items():
+        file = _file(folder, number)
         with suppress(FileNotFoundError):  # given back in between
             holder = _read(root.read_now(file))
             if holder is not None:
@@ -305,14 +324,19 @@ def seen_leases(root: Root) -> list[Seen]:
 
 
 def _newest(root: Root, folder: str) -> tuple[int, bytes]:
-    names = [name for name in root.list(f"leases/{folder}") if name[:6].isdecimal()]
-    if not names:
+    number = max(map(_number, root.list(f"leases/{folder}")), default=0)
+    if not number:
         return 0, b""
-    number = int(names[-1][:6])
     try:
         return number, root.read_now(_file(folder, number))
     except FileNotFoundError:  # given back in between
         return 0, b""
+
+
+def _number(name: str) -> int:
+    """Of a lease's file; 0 for what is none."""
+    found = LEASE_FILE.fullmatch(name)
+    return int(found[1]) if found else 0
 
 
 def _file(folder: str, number: int) -> str:

@@ -1,16 +1,16 @@
 """`sentray gc`: removes what no run needs any more. Safe beside runs that are at work.
 
 Needed are the artifacts that a run of the history names, that a search has in its log, what these
-were made of, and whatever a lease is held for. A run names all its artifacts before it makes any,
-and one that was killed finds its unfinished work again.
+were made of, and whatever a lease is held for. A run names all its artifacts before it makes any, a
+search what its trials read, and one that was killed finds its unfinished work again.
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.store.history import folders_of, newest_record
-from pipeline.store.leases import seen_leases
+from pipeline.store.history import folders_of, needs_of, newest_record
+from pipeline.store.leases import NEEDS, needs_are_settled, seen_leases
 from pipeline.upkeep.contents import (
     HISTORY,
     LEASES,
@@ -26,6 +26,7 @@ from pipeline.upkeep.contents import (
 )
 from pipeline.upkeep.status import run_state
 from pipeline.upkeep.usage import shown
+from stages.contract import NO_FIGURES
 from stages.files import Root, storage_errors
 
 # A file that a writer has open is not older.
@@ -53,6 +54,7 @@ def garbage(storage: str, keep: Sequence[str] = ()) -> tuple[Contents, list[Garb
     """
     there = contents(storage)
     root, held = there.store.root, alive(there.store.root)
+    held.pop(NEEDS, None)
     running = {folder.removeprefix("runs/") for folder in held if folder.startswith("runs/")}
     for name in root.list(HISTORY):  # on a storage that cannot have leases only logs tell
         record = newest_record(root, name)
@@ -103,8 +105,10 @@ def _kept(there: Contents, keep: Sequence[str]) -> set[str]:
 
 
 def _named_by(root: Root, run: str) -> set[str]:
+    if run.startswith(f"{SEARCHES}/"):
+        return set(map(key_of, needs_of(root, run)))
     record = f"{HISTORY}/{run}"
-    if not root.exists(f"{record}/run.json"):  # a search's
+    if not root.exists(f"{record}/run.json"):
         return set()
     return {key_of(folder) for folder in folders_of(root, record).values()}
 
@@ -126,15 +130,20 @@ def clear(storage: str, keep: Sequence[str], delete: bool) -> str:
     if not delete:
         lines.append(f"{shown(whole)} of {shown(there.num_bytes)} can go, with --delete")
         return "\n".join(lines)
-    # what somebody began to need since is not touched
-    still = {one.path for one in garbage(storage, keep)[1]}
     gone = 0
-    for one in found:
-        if one.path in still:
-            there.store.remove(one.path)
-            gone += one.num_bytes
+    with needs_are_settled(there.store.root, _say):
+        # what somebody began to need since is not touched
+        still = {one.path for one in garbage(storage, keep)[1]}
+        for one in found:
+            if one.path in still:
+                there.store.remove(one.path)
+                gone += one.num_bytes
     _remove_dangling(there.store.root)
     return "\n".join([*lines, f"removed {shown(gone)} of {shown(there.num_bytes)}"])
+
+
+def _say(text: str, important: bool = False, figures: Mapping[str, float] = NO_FIGURES) -> None:
+    print(f"gc: {text}", flush=True)
 
 
 def _remove_dangling(root: Root) -> None:

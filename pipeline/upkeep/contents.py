@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.store.artifacts import FINGERPRINTED, MANIFEST, ArtifactStore
-from pipeline.store.history import folders_of, newest_record
+from pipeline.store.history import folders_of, needs_of, newest_record
 from pipeline.store.leases import Seen, seen_leases
 from stages.errors import UserError
 from stages.files import Root, half_written
@@ -133,18 +133,19 @@ def needed_by_runs(root: Root, names: Iterable[str] | None = None) -> set[str]:
 
 
 def needed_by_searches(there: Contents, names: Iterable[str] | None = None) -> set[str]:
-    """Keys of what is there of the trainings that searches have in their logs, and of their trials'
-    results, which have the same fingerprints; None: of all searches."""
-    root, digits = there.store.root, set()
+    """Keys of what searches have said that their trials read, and of what is there of the trainings
+    in their logs, and of their results, which have the same fingerprints; None: of all searches."""
+    root, digits, read = there.store.root, set[str](), set[str]()
     for name in root.list(SEARCHES) if names is None else names:
         folder = f"{SEARCHES}/{name}"
+        read.update(map(key_of, needs_of(root, folder)))
         files = [f"{folder}/trials.jsonl"]
         files += [f"{folder}/trials/{one}" for one in root.list(f"{folder}/trials")]
         for data in root.read_all([file for file in files if root.exists(file)]):
             rows = (_trial(line) for line in data.splitlines())
             digits |= {str(row["folder"])[-8:] for row in rows if "folder" in row}
     keys = map(key_of, [*there.artifacts, *there.scratch])
-    return {key for key in keys if key[-8:] in digits}
+    return read | {key for key in keys if key[-8:] in digits}
 
 
 def _trial(line: bytes) -> Mapping[str, Any]:

@@ -126,7 +126,7 @@ def _search_state(root: Root, folder: str, lease: Seen | None) -> RunState:
 def _state(root: Root, name: str, started: str, record: str, lease: Seen | None) -> RunState:
     if lease is not None and lease.alive:
         state = "running" if lease.age < SILENT_SECONDS else "silent"
-        told = f"{lease.holder.who}, heard {clock(lease.age)} ago. {lease.holder.said}"
+        told = f"{lease.holder.who}, heard {clock(max(0, lease.age))} ago. {lease.holder.said}"
         return RunState(name, started, state, told)
     last, age = _last_line(root, record)
     event = last.get("event", "")

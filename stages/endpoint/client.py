@@ -27,6 +27,8 @@ from stages.endpoint.limits import Grant, Limits
 from stages.endpoint.settings import EndpointSettings
 from stages.errors import UserError
 
+# Without an answer of use: none came, it is no answer, or a gateway gave up on a server at work.
+POSSIBLY_PAID = (0, 200, 408, 502, 504)
 SECONDS_BETWEEN_LINES = 5.0
 # while no request may be sent
 SECONDS_BETWEEN_LOOKS = 0.5
@@ -83,7 +85,7 @@ class Client(ABC, Generic[R, A, Found]):
         self._limits = Limits(settings, journal.spent())
         self._endpoint = Endpoint(settings, key, variables or {})
         self._failures = Failures(
-            settings, self._endpoint, self._limits, self._patience, self._works
+            settings, self._endpoint, self._limits, self._patience, self._works, say
         )
         self._results: asyncio.Queue[Found | None]
         self._results = asyncio.Queue(2 * settings.concurrency)
@@ -304,7 +306,7 @@ class Client(ABC, Generic[R, A, Found]):
     def _charge(self, reply: Reply, body: dict[str, Any]) -> Paid | None:
         """What a request without an answer of use may have cost: as much as it may, where it was
         sent and not refused."""
-        if not reply.connected or reply.status not in (0, 200):
+        if not reply.connected or reply.status not in POSSIBLY_PAID:
             return None
         cost = Spent(1, self.estimated_tokens(body), self._asked.most_answer_tokens)
         self._journal.charge(cost)

@@ -7,6 +7,7 @@ continues. A tiny request about nothing tells the last two apart.
 """
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -20,6 +21,7 @@ from stages.errors import UserError
 REFUSED_BEFORE_STOP = 10  # requests, none answered before
 FAILED_BEFORE_STOP = 5  # requests, none answered before
 UNREACHED_BEFORE_STOP = 3  # connections, none answered before
+TOLD_SECONDS = 10.0  # shorter waits are not told, nor are more than one in that time
 CONTINUES = "What was answered is kept; run again to continue."
 
 
@@ -48,6 +50,7 @@ class Failures:
 
     Args:
         works: whether the endpoint answers a tiny request about nothing.
+        say: is told of longer waits.
     """
 
     def __init__(
@@ -57,9 +60,11 @@ class Failures:
         limits: Limits,
         patience: Patience,
         works: Callable[[], Awaitable[bool]],
+        say: Callable[[str], None],
     ) -> None:
         self._settings, self._endpoint, self._limits = settings, endpoint, limits
-        self._patience, self._works = patience, works
+        self._patience, self._works, self._say = patience, works, say
+        self._told = -math.inf
         self._failed_in_row = self._busy_in_row = self._refused = self.num_busy = 0
         self.reached = False
         self._last_answer = time.monotonic()
@@ -100,7 +105,13 @@ class Failures:
                 f"{self._endpoint.url} asks to wait for {asked:,.0f} s: HTTP {reply.status} "
                 f"{self._endpoint.message(reply.text)}. {CONTINUES}"
             )
-        self._limits.pause(otherwise if asked is None else asked)
+        seconds, now = otherwise if asked is None else asked, time.monotonic()
+        if seconds >= TOLD_SECONDS and now - self._told >= TOLD_SECONDS:
+            self._told = now
+            self._say(
+                f"waits for {seconds:.0f} s, as {self._endpoint.url} answers HTTP {reply.status}"
+            )
+        self._limits.pause(seconds)
 
     async def failed(self, reply: Reply, attempts: int) -> str | None:
         """A request failed that may be answered later: None to try it again, else why to give up.

@@ -116,8 +116,12 @@ class EndpointSettings(Settings):
     @model_validator(mode="after")
     def _address_has_no_secret(self) -> "EndpointSettings":
         address = urlsplit(self.base_url)
-        if address.scheme not in ("http", "https") or not address.netloc:
+        if address.scheme not in ("http", "https") or not address.hostname or address.fragment:
             raise ValueError("base_url is not an http(s) address such as http://localhost:8000/v1")
+        try:
+            address.port  # noqa: B018 - raises where it is no number, or too large
+        except ValueError:
+            raise ValueError(f"the port of base_url '{self.base_url}' is not one") from None
         if "@" in address.netloc or address.query:
             raise ValueError(
                 "credentials do not belong into base_url (it is saved with every run); put the key "

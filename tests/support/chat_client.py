@@ -1,6 +1,6 @@
 """Asking a chat endpoint with the settings and the patience of tests."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,13 @@ def ask(
     sentences: Sequence[str],
     key: SecretStr | None = None,
     patience: Patience = QUICK,
+    say: Callable[[str], None] = lambda line: None,
     **settings: Any,
 ) -> dict[str, Outcome]:
     """Outcomes by sentence; the rows' refs are their numbers."""
     chosen = settings_of(base_url=server.url, **{"timeout_seconds": 20.0} | settings)
     journal = Journal(Root(str(tmp_path)), "answers", "me", Answer)
-    client = ChatClient(chosen, key, journal, lambda line: None, patience)
+    client = ChatClient(chosen, key, journal, say, patience)
     found = dict(client.run(enumerate(sentences)))
     assert len(found) == len(sentences)
     return {sentences[number]: outcome for number, outcome in found.items()}

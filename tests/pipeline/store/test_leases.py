@@ -1,10 +1,12 @@
 """Leases: one of several makes an artifact, the others wait for it or take over."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -72,6 +74,26 @@ def test_what_is_no_lease_is_waited_for_in_words_and_taken_over(root, raw):
         "Sentray, while it changes",
         "takes over from a lease that cannot be read, which is gone",
     ]
+
+
+@pytest.mark.parametrize("number", [999_999, 123_456_789])
+def test_a_number_of_more_digits_is_followed(root, number):
+    elsewhere(root, number=number)
+    root.write("leases/embed/0a1b2c3d/notes.json", b"{}")
+    with quick(root) as runs:
+        lease = runs.take("embed/0a1b2c3d", never, Listener(), str)
+        assert lease.number == number + 1 and not runs.is_lost(lease)
+        assert root.list("leases/embed/0a1b2c3d") == [f"{number + 1}.json", "notes.json"]
+        assert [one.holder.id for one in module.seen_leases(root)] == [lease.holder.id]
+
+
+def test_a_holder_whose_clock_is_far_ahead_does_not_live_for_ever(tmp_path):
+    root = Root(str(tmp_path))
+    elsewhere(root)
+    for seconds, alive in ((60, True), (86_400, False)):
+        os.utime(tmp_path / "leases/embed/0a1b2c3d/000001.json", (time.time() + seconds,) * 2)
+        (seen,) = module.seen_leases(root)
+        assert seen.age < 0 and seen.alive == alive
 
 
 def test_a_later_version_that_says_more_is_waited_for_by_name(root):

@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import shutil
+import threading
 import time
 from dataclasses import asdict
 
@@ -12,7 +14,9 @@ from pipeline.cli import main
 from pipeline.plan.plan import make_plan
 from pipeline.run.log import RunLog
 from pipeline.run.runner import choose, record_start
-from pipeline.store.leases import Leases, run_lease
+from pipeline.store.artifacts import ArtifactStore
+from pipeline.store.history import write_needs
+from pipeline.store.leases import Leases, needs_are_settled, run_lease
 from pipeline.store.manifest import new_manifest
 from pipeline.upkeep.clearing import clear, garbage
 from pipeline.upkeep.contents import key_of
@@ -130,6 +134,50 @@ def test_what_a_run_begins_to_need_meanwhile_stays(storage, monkeypatch):
     assert all(one.done for one in make_plan(old.recipe).nodes.values())
 
 
+def test_a_run_begins_before_a_removal_or_after_it(storage, monkeypatch):
+    """Else what it was about to name could go in between."""
+    storage.run("one")
+    storage.run("one", seed=43)
+    in_removal, goes_on = threading.Event(), threading.Event()
+    remove = ArtifactStore.remove
+
+    def slow(store, path):
+        in_removal.set()
+        assert goes_on.wait(60)
+        remove(store, path)
+
+    monkeypatch.setattr(ArtifactStore, "remove", slow)
+    collecting = threading.Thread(target=clear, args=(storage.root, ["one"], True))
+    collecting.start()
+    assert in_removal.wait(60)
+    told = []
+
+    def say(text, important=False):
+        told.append(text)
+        assert collecting.is_alive()
+        goes_on.set()
+
+    with needs_are_settled(Root(storage.root), say):
+        collecting.join(60)
+        assert not collecting.is_alive()
+    assert len(told) == 1 and told[0].startswith("waits for ") and "sentray gc" in told[0]
+
+
+def test_a_run_whose_inputs_were_removed_as_it_began_says_so(storage, monkeypatch):
+    from pipeline.run import runner
+
+    plan, _ = storage.run("one", only=["sentences"])
+    start = runner.record_start
+
+    def too_late(plan):
+        plan.store.remove(plan.folders["sentences"])
+        return start(plan)
+
+    monkeypatch.setattr(runner, "record_start", too_late)
+    with pytest.raises(UserError, match="sentences: removed since this run began"):
+        runner.run(plan.recipe, only="embed:t")
+
+
 def test_torn_files_go_when_they_are_old(storage):
     storage.run("one", only=["embed:t"])
     for name, age in (("embed/.tmp-old", OLD), ("embed/.tmp-new", time.time())):
@@ -160,6 +208,24 @@ def test_trainings_of_searches_and_what_they_read_stay(storage):
     assert result not in {one.path for one in garbage(storage.root)[1]}
     assert {plan.folders[name] for name in plan.folders if name.startswith("eval")} <= kept
     assert plan.folders["train"] in {one.path for one in garbage(storage.root, ["two"])[1]}
+
+
+def test_what_a_search_says_its_trials_read_stays(storage):
+    """Their trainings are not published yet, so nothing else names it."""
+    plan, _ = storage.run("one", only=["embed:t", "tokens"])
+    read = {plan.folders[name] for name in ("embed:t", "tokens")}
+    root = Root(storage.root)
+    shutil.rmtree(storage.path / "history/one")
+    root.write("history/three/20260101T000000000000/run.json", b"{}")
+    root.write("tune/found/search.yaml", b"")
+    assert read <= {one.path for one in garbage(storage.root)[1]}
+    write_needs(root, "tune/found", plan.folders.values())
+    assert not read & {one.path for one in garbage(storage.root)[1]}
+    # of other runs only, but the search is at work
+    assert read <= {one.path for one in garbage(storage.root, ["three"])[1]}
+    with Leases(root, print) as leases:
+        leases.hold(run_lease("tune/found"), lambda: "")
+        assert not read & {one.path for one in garbage(storage.root, ["three"])[1]}
 
 
 def test_what_nobody_needs_is_not_made_again(storage):

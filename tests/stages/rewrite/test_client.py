@@ -110,8 +110,9 @@ def test_requests_keep_to_the_rate_as_the_server_sees_it(serve, tmp_path):
     assert min(spans) > 0.9
 
 
-def test_retry_after_holds_everybody(serve, tmp_path):
-    times = {}
+def test_retry_after_holds_everybody_and_is_said(serve, tmp_path, monkeypatch):
+    monkeypatch.setattr("stages.endpoint.failures.TOLD_SECONDS", 1.0)
+    times, told = {}, []
 
     def behave(sentence, nth, total):
         if total == 10:
@@ -122,9 +123,11 @@ def test_retry_after_holds_everybody(serve, tmp_path):
         return Reply(rewrite_of(sentence))
 
     server = serve(behave)
-    ask(server, tmp_path, [f"N {n}" for n in range(40)], concurrency=1)
+    ask(server, tmp_path, [f"N {n}" for n in range(40)], concurrency=1, say=told.append)
     assert min(times["after"]) >= 0.99
     assert len(server.bodies) == 41
+    waits = [line for line in told if line.startswith("waits")]
+    assert waits == [f"waits for 1 s, as {server.url}/chat/completions answers HTTP 429"]
 
 
 def test_a_storm_of_429_loses_nobody_and_an_endless_one_stops(serve, tmp_path):

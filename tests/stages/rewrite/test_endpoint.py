@@ -157,8 +157,11 @@ def test_requests_without_an_answer_count_against_the_budget(serve, tmp_path):
     never = threading.Event()
 
     def behave(sentence, nth, total):
-        troubles = {1: Reply(hold=never), 2: Reply(drop=True), 3: Reply(raw=b"<html>")}
-        return troubles.get(int(sentence.split()[1]) % 4 if sentence else 0, Reply(rewrite_of("N")))
+        troubles = {
+            1: Reply(hold=never), 2: Reply(drop=True), 3: Reply(raw=b"<html>"),
+            4: Reply("the server behind is late", 504),
+        }  # fmt: skip
+        return troubles.get(int(sentence.split()[1]) % 5 if sentence else 0, Reply(rewrite_of("N")))
 
     server = serve(behave)
     for _ in range(2):
