@@ -10,9 +10,12 @@ from pipeline.report.figures import collect, read_results
 from pipeline.report.table import results_table
 from pipeline.store.artifacts import Artifact, ArtifactStore
 from pipeline.store.history import folders_of, newest_record
+from pipeline.store.leases import run_lease, seen_leases
+from pipeline.upkeep.status import run_state
 from stages.builtin import BUILTIN
 from stages.errors import StorageError, UserError
 from stages.files import masked_uri
+from stages.plain import shortened
 from stages.plugins import load_extensions
 from stages.recipe import Recipe
 
@@ -42,11 +45,13 @@ def show(what: str, storage: str, num_rows: int, plugins: Sequence[str] = ()) ->
 
 def _run(store: ArtifactStore, record: str) -> str:
     folders = folders_of(store.root, record)
-    lines = [record]
+    held = {one.folder: one for one in seen_leases(store.root)}
+    how = run_state(store.root, record, held.get(run_lease(record)))
+    lines = [f"{record}  {how.state}{': ' * bool(how.told)}{shortened(how.told)}"]
     width = max(map(len, folders), default=0)
     for name, folder in folders.items():
         manifest = store.manifest(folder)
-        state = f"{manifest.created}, {manifest.seconds:,.0f} s" if manifest else "not finished"
+        state = f"{manifest.created}, {manifest.seconds:,.0f} s" if manifest else "not made"
         if manifest and str(manifest.usage):
             state += f" ({manifest.usage})"
         lines.append(f"  {name:<{width}} {folder:<40} {state}")

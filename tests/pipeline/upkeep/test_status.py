@@ -62,6 +62,18 @@ def test_how_runs_ended(storage):
         status(storage.root, "nobody")
 
 
+def test_what_is_shown_of_a_run_says_how_it_ended(storage, capsys):
+    for error, told in ((None, "finished"), (ValueError("too hot"), "failed: ValueError: too hot")):
+        _, record = storage.run("one", only=["sentences"])
+        log_of(storage, record, error)
+        assert main(["show", "one", "--storage", storage.root]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0] == f"{record}  {told}"
+        rows = [line.split(maxsplit=2) for line in lines[1:] if line.startswith("  ")]
+        states = {name: state for name, _, state in rows}
+        assert states["embed:t"] == "not made" and states["sentences"] != "not made"
+
+
 def test_how_searches_ended(storage):
     root = Root(storage.root)
     storage.run("mine", only=["sentences"])
