@@ -1,4 +1,5 @@
-"""Models of the Hugging Face hub: the commit that a run reads, and their files. Imports no torch.
+"""Models and data sets of the Hugging Face hub: the commit that a run reads, and models' files.
+Imports no torch.
 
 A revision such as `main` may move, while a run works or between two of its machines. So a run
 settles on commits before it starts, all of its processes read these (the environment variable
@@ -16,6 +17,7 @@ from typing import Any
 from stages.errors import UserError
 
 COMMITS = "SENTRAY_COMMITS"
+DATA_SETS, MAIN = "datasets/", "main"
 _COMMIT = re.compile("[0-9a-f]{40}")
 
 
@@ -51,12 +53,36 @@ def commit_of(model: str, revision: str) -> str:
 def settle(model: str, revision: str) -> str:
     """The commit that a revision is now: the hub's, or where it cannot be asked the cache's.
 
+    Args:
+        model: or a data set, as `data_set` calls it.
+
     Raises:
-        UserError: the model is not to be had.
+        UserError: it is not to be had.
     """
     if _COMMIT.fullmatch(revision):
         return revision
+    if model.startswith(DATA_SETS):
+        return _commit_of_data_set(model.removeprefix(DATA_SETS), revision)
     return hub_folder(model, revision, ["config.json", "modules.json"]).name
+
+
+def data_set(name: str) -> str:
+    """What a data set is called among the models: it may have a model's name."""
+    return f"{DATA_SETS}{name}"
+
+
+def _commit_of_data_set(name: str, revision: str) -> str:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        found = HfApi().dataset_info(name, revision=revision).sha
+    except (OSError, HfHubHTTPError, HFValidationError, ValueError) as error:
+        raise UserError(
+            f"data set '{name}': the hub does not say what it is ({type(error).__name__}). Check "
+            "the name and the network; offline, use files or a local folder."
+        ) from None
+    return found or revision
 
 
 def cached_commit(model: str, revision: str) -> str | None:
@@ -71,14 +97,19 @@ def cached_commit(model: str, revision: str) -> str | None:
 
 
 def models_in(identity: Any) -> set[tuple[str, str]]:
-    """Models of the hub that a node's identity names, with their revisions."""
+    """Models and data sets of the hub that a node's identity names, with their revisions."""
+    found: set[tuple[str, str]] = set()
     if isinstance(identity, dict):
         if identity.keys() == {"hub", "revision"}:
             return {(identity["hub"], identity["revision"])}
+        for name, value in identity.items():
+            # a local one is described by its files
+            if name.rpartition(".")[2] == "dataset" and isinstance(value, str):
+                found.add((data_set(value), MAIN))
         identity = list(identity.values())
     if isinstance(identity, list):
-        return {one for value in identity for one in models_in(value)}
-    return set()
+        found.update(one for value in identity for one in models_in(value))
+    return found
 
 
 def hub_folder(

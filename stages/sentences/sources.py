@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from stages.encoder.hub import MAIN, commit_of, data_set
 from stages.errors import UserError
 from stages.packages import need
 from stages.sentences.settings import SUFFIXES, SentencesSettings, SourceKind
@@ -173,7 +174,9 @@ def load_hub_dataset(name: str, split: str, file: str | None = None) -> Any:
         UserError: the extra is not installed, or the data set cannot be loaded.
     """
     with _hub(name) as datasets:
-        return datasets.load_dataset(name, data_files=file, split=split, streaming=True)
+        return datasets.load_dataset(
+            name, data_files=file, split=split, streaming=True, revision=_revision(name)
+        )
 
 
 def hub_splits(name: str) -> list[str]:
@@ -183,7 +186,12 @@ def hub_splits(name: str) -> list[str]:
         UserError: as `load_hub_dataset`.
     """
     with _hub(name) as datasets:
-        return list(datasets.get_dataset_split_names(name))
+        return list(datasets.get_dataset_split_names(name, revision=_revision(name)))
+
+
+def _revision(name: str) -> str | None:
+    """The commit that the run has settled on; None for a local folder."""
+    return None if Path(name).is_dir() else commit_of(data_set(name), MAIN)
 
 
 @contextmanager

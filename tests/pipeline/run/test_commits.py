@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -86,6 +87,49 @@ def test_a_commit_is_one_already_and_no_model_is_said(place, student_folder, mon
     plan = make_plan(Recipe.model_validate(recipe_of(place, student_folder)))
     with pytest.raises(UserError, match=f"model '{MODEL}': not in the Hugging Face cache"):
         commits_for(plan, plan.graph.values())
+
+
+def test_a_data_set_of_the_hub_is_read_at_one_commit(place, student_folder, monkeypatch):
+    pytest.importorskip("datasets")
+    import datasets
+    import huggingface_hub
+
+    asked = []
+
+    def dataset_info(hub, name, revision):
+        return SimpleNamespace(sha={"some/text": NEW, "some/pairs": OLD}[name])
+
+    def load(name, *, revision, **how):
+        asked.append((name, revision))
+        return iter([{"text": line} for line in make_sentences(40)])
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    raw = recipe_of(place, student_folder, model=str(place / OLD))
+    raw["sentences"] = {"dataset": "some/text"}
+    raw["evaluate"]["sts"] = [{"name": "far", "dataset": "some/pairs", "split": "test"}]
+    recipe = Recipe.model_validate(raw)
+    plan = make_plan(recipe)
+    read = commits_for(plan, plan.graph.values())
+    assert read == {"datasets/some/text@main": NEW, "datasets/some/pairs@main": OLD}
+    with reading(read):
+        make_here(recipe, "sentences")
+    assert asked == [("some/text", NEW)]
+    manifest = make_plan(recipe).nodes["sentences"].manifest
+    assert manifest.versions["datasets/some/text@main"] == NEW
+
+
+def test_a_data_set_that_the_hub_does_not_know(place, student_folder, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", refused)
+    raw = recipe_of(place, student_folder, model=str(place / OLD))
+    raw["sentences"] = {"dataset": "some/text"}
+    plan = make_plan(Recipe.model_validate(raw))
+    with pytest.raises(UserError, match="data set 'some/text': the hub does not say what it is"):
+        commits_for(plan, plan.graph.values())
+
+
+def refused(hub, name, revision):
+    raise ConnectionRefusedError(name)
 
 
 @pytest.mark.thorough
