@@ -12,8 +12,8 @@ from tests.support.models import make_sentences
 
 NUM_SHARDS = 400
 
-# Not SIGINT or SIGHUP: whoever starts the tests in the background, or with nohup, ignores those for
-# them and their children, and a run respects that.
+# Runs are sent no SIGINT or SIGHUP: whoever starts the tests in the background, or with nohup,
+# ignores those for them and their children, and a run respects that.
 
 
 def test_a_training_saves_a_checkpoint_first(sentray, tiny_recipe, inputs_made, tmp_path):
@@ -43,6 +43,32 @@ def test_a_training_saves_a_checkpoint_first(sentray, tiny_recipe, inputs_made, 
     weights = student_weights(recipe["storage"])
     sentray("run", file, "--only", "train", "--force", "train")
     assert student_weights(recipe["storage"]) == weights
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_the_first_signal_asks_and_the_second_one_ends(name):
+    """But one that was ignored when the process began, as by nohup, says nothing."""
+    code = (
+        "import signal, threading\n"
+        "from pipeline.run.stopping import Ended, asked_by_signals\n"
+        f"number = signal.{name}\n"
+        "for first in (signal.SIG_IGN, signal.SIG_DFL):\n"
+        "    signal.signal(number, first)\n"
+        "    asked = threading.Event()\n"
+        "    with asked_by_signals(asked, print):\n"
+        "        signal.raise_signal(number)\n"
+        "        print(asked.is_set())\n"
+        "        try:\n"
+        "            signal.raise_signal(number)\n"
+        "        except Ended as end:\n"
+        "            print(end.exit_code)\n"
+        "    assert signal.getsignal(number) is first\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    number = signal.Signals[name].value
+    lines = found.stdout.splitlines()
+    assert lines[0] == "False" and lines[1].startswith(f"{name}: putting work away"), found.stderr
+    assert lines[2:] == ["True", str(128 + number)] and not found.stderr
 
 
 def test_ray_does_not_take_signals_for_itself(ray_cluster):

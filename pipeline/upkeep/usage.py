@@ -1,15 +1,23 @@
-"""`sentray du`: what takes the space of a storage root, by stage and by recipe."""
+"""`sentray du`: what takes the space of a storage root, by stage, and by recipe and search."""
 
 from collections.abc import Iterable
 
 from pipeline.report.table import aligned
 from pipeline.store.history import folders_of, newest_record
-from pipeline.upkeep.contents import HISTORY, SCRATCH, Contents, contents, key_of
+from pipeline.upkeep.contents import (
+    HISTORY,
+    SCRATCH,
+    SEARCHES,
+    Contents,
+    contents,
+    key_of,
+    needed_by_searches,
+)
 
 
 def usage_text(storage: str) -> str:
-    """Two tables. A recipe's bytes are those of its newest run; what several recipes use counts for
-    each, and as shared.
+    """Two tables. A recipe's bytes are those of its newest run, a search's those of its trials and
+    what they read; what several use counts for each, and as shared.
 
     Raises:
         UserError: it is no storage root.
@@ -42,11 +50,13 @@ def _by_recipe(there: Contents) -> list[list[str]]:
         record = newest_record(root, name)
         folders: Iterable[str] = folders_of(root, record).values() if record else ()
         used[name] = {key_of(folder) for folder in folders}
+    for name in root.list(SEARCHES):
+        used[f"search {name}"] = needed_by_searches(there, [name])
     sizes: dict[str, int] = {}
     for group in (there.artifacts, there.scratch):
         for folder, one in group.items():
             sizes[key_of(folder)] = sizes.get(key_of(folder), 0) + one.num_bytes
-    rows = [["recipe, newest run", "size", "shared"]]
+    rows = [["newest run, search", "size", "shared"]]
     for name, keys in used.items():
         others = set().union(*(other for n, other in used.items() if n != name))
         whole = sum(sizes.get(key, 0) for key in keys)
@@ -54,7 +64,7 @@ def _by_recipe(there: Contents) -> list[list[str]]:
     named = set().union(*used.values())
     rest = sum(size for key, size in sizes.items() if key not in named)
     if rest:
-        rows.append(["none: older runs, searches", shown(rest), ""])
+        rows.append(["none: older runs", shown(rest), ""])
     return rows
 
 

@@ -266,7 +266,10 @@ def test_a_student_is_wanted_although_others_read_it(storage, tmp_path):
 
 def test_space_by_stage_and_recipe(storage, capsys):
     one, _ = storage.run("one")
-    storage.run("two", seed=44)
+    two, _ = storage.run("two", seed=44)
+    trial = {"folder": two.folders["train"], "status": "finished"}
+    Root(storage.root).write("tune/mine/trials.jsonl", json.dumps(trial).encode())
+    write_needs(Root(storage.root), "tune/mine", [two.folders["tokens"]])
     assert main(["du", "--storage", storage.root]) == 0
     lines = [re.split(r"  +", line) for line in capsys.readouterr().out.splitlines()]
     rows = {line[0]: line[1:] for line in lines if len(line) > 1}
@@ -275,13 +278,13 @@ def test_space_by_stage_and_recipe(storage, capsys):
     files = [file for file in files if file.relative_to(storage.path).parts[0] != "students"]
     whole = sum(file.stat().st_size for file in files)
     assert lines[-1] == [f"{whole / 1e6:,.1f} MB in all"]
-    mine = sum(
-        file.stat().st_size
-        for folder in set(one.folders.values())
-        for file in (storage.path / folder).rglob("*")
-        if file.is_file()
-    )
-    assert rows["one"][0] == f"{mine / 1e6:,.1f} MB"
+
+    def size_of(folders):
+        files = [file for one in {*folders} for file in (storage.path / one).rglob("*")]
+        return f"{sum(file.stat().st_size for file in files if file.is_file()) / 1e6:,.1f} MB"
+
+    assert rows["one"][0] == size_of(one.folders.values())
+    assert rows["search mine"][0] == size_of([two.folders["train"], two.folders["tokens"]])
     shared = [(storage.path / one.folders[name]).rglob("*") for name in one.folders
               if name.partition(":")[0] in ("sentences", "embed", "tokens")
               or name.startswith(("evaluate:before", "evaluate:t"))]  # fmt: skip
