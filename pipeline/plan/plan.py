@@ -103,7 +103,7 @@ def make_plan(recipe: Recipe) -> Plan:
             damage = store.damage(folder, manifest, names, numbers)
             reason = f"done, {_size(manifest)}"
             if damage is not None:
-                reason = f"damaged: {damage}; make it again with --force {node.name}"
+                reason = f"damaged: {damage}; make it again: sentray run RECIPE --force {node.name}"
         planned[node.name] = Planned(node, folder, manifest, reason, damage, again)
     plan = Plan(recipe, graph.recipes, planned)
     read = {name for node in graph.nodes.values() for name in node.inputs.values()}

@@ -108,7 +108,7 @@ class Artifact:
     def _damaged(self, what: str) -> StorageError:
         # what its maker called it may be another node, or none, in the recipe at hand
         mend = (
-            f"Make it again with --force {self._node}"
+            f"Make it again: sentray run RECIPE --force {self._node}"
             if self._node is not None
             else f"To make it again, delete {self._root.path(self.folder)} and run its recipe"
         )

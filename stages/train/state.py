@@ -44,7 +44,7 @@ def read_state(folder: Path, device: torch.device) -> State:
     if not (folder / STATE).is_file():
         raise StorageError(
             "train: the unfinished training's checkpoint is of another version of Sentray, and "
-            "cannot be continued. Start afresh with --force train."
+            "cannot be continued. Start it afresh: sentray run RECIPE --force train"
         )
     state = State({}, {})
     for key, value in load_file(folder / STATE, device=str(device)).items():
