@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from scipy.stats import spearmanr
 
+from stages.evaluate.sets import StsSettings, load_sts
 from tests.support.models import make_sentences
 from tests.support.pipelines import dense, make_decoder, make_pipeline, normalize, pooling
 from tests.support.recipes import setting, write_recipe
@@ -56,6 +58,25 @@ def test_a_static_student_is_trained_exported_and_compared(sentray, tiny_recipe,
     storage = Path(recipe["storage"])
     model = SentenceTransformer(str(storage / "students" / "tiny"), device="cpu")
     assert [type(one).__name__ for one in model] == ["StaticEmbedding", "Normalize"]
+    (results,) = storage.glob("history/tiny/*/results.json")
+    (figure,) = [
+        figure["value"]
+        for one in json.loads(results.read_text())["measurements"]
+        if one["encoder"]["dimensions"] == 16
+        for figure in one["figures"]
+        if figure["name"] == "made-up"
+    ]
+    pairs = load_sts(StsSettings.model_validate(recipe["evaluate"]["sts"][0]))
+    cut = SentenceTransformer(str(storage / "students" / "tiny"), device="cpu", truncate_dim=16)
+    one, other = (
+        cut.encode(sentences, normalize_embeddings=True)
+        for sentences in (pairs.sentence1, pairs.sentence2)
+    )
+    assert one.shape[1] == 16
+    assert 100 * spearmanr((one * other).sum(1), pairs.gold).statistic == pytest.approx(
+        figure, abs=0.1
+    )
+
     texts = (sentray.folder / "sentences.txt").read_text().splitlines()[:60]
     teacher = SentenceTransformer(recipe["teachers"][0]["model"], device="cpu")
     theirs = teacher.encode(texts, normalize_embeddings=True)
@@ -82,8 +103,8 @@ def test_a_table_cannot_be_trained_further(sentray, tiny_recipe, tmp_path):
         (["train.objectives.vector_regression.projection=learned"], "leave one of them out"),
         (["student.head=tanh"], "aligned is about the student's own vectors, and head: tanh is"),
         (
-            ["student.aligned=false", "student.dimensions=[32]"],
-            "student.dimensions: 32 is no less than the 32",
+            ["student.aligned=false", "student.dimensions=[33]"],
+            "student.dimensions: 33 is more than the 32",
         ),
         (
             ["student.layers=0", "export={variants: [bf16]}"],

@@ -13,8 +13,8 @@ from pipeline.store.artifacts import ArtifactStore
 from stages.contract import EncoderLabel
 from stages.evaluate.agreement import BANDS
 
-# Ranges of gold scores that a set is cut into, and sets that are drawn
-GROUPS, MOST_SETS = 5, 4
+# Ranges of gold scores that a set is cut into, and sets that are drawn: all of SentEval's seven
+GROUPS, MOST_SETS = 5, 8
 
 
 def pictures(store: ArtifactStore, results: Results) -> Sequence[tuple[str, str]]:

@@ -289,7 +289,12 @@ def keep_layers(backbone: Any, settings: EncoderSettings) -> None:
     assert layers is not None
     parent, attribute = layer_stack(backbone)
     stack = getattr(parent, attribute)
-    setattr(parent, attribute, nn.ModuleList([stack[i] for i in layers]))
+    kept = nn.ModuleList([stack[i] for i in layers])
+    for place, layer in enumerate(kept):
+        for module in layer.modules():
+            if hasattr(module, "layer_idx"):  # a decoder's: its place in the cache of keys
+                module.layer_idx = place
+    setattr(parent, attribute, kept)
     backbone.config.num_hidden_layers = len(layers)
     if getattr(backbone.config, "layer_types", None):
         backbone.config.layer_types = [backbone.config.layer_types[i] for i in layers]

@@ -259,7 +259,7 @@ def widths_of(settings: StudentSettings, dimension: int) -> tuple[int, ...]:
         UserError: see `check_widths`.
     """
     check_widths(settings.dimensions, dimension)
-    return (dimension, *sorted(settings.dimensions, reverse=True))
+    return (dimension, *sorted({*settings.dimensions} - {dimension}, reverse=True))
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:

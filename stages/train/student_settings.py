@@ -60,7 +60,8 @@ class StudentSettings(EncoderSettings):
     dimensions: list[Annotated[int, Field(ge=1)]] = added(
         [],
         description="Further widths (Matryoshka): that many leading coordinates are trained to be "
-        "good vectors too, so that vectors may be cut. The whole width is always trained.",
+        "good vectors too, so that vectors may be cut. The whole width is always trained, and may "
+        "be named among them.",
     )
 
     vocabulary: VocabularySettings | None = added(
@@ -133,12 +134,12 @@ def check_widths(widths: list[int], dimension: int) -> None:
     """Compares widths that vectors may be cut to with their own.
 
     Raises:
-        UserError: one that is not less.
+        UserError: one that is more.
     """
-    if max(widths, default=0) >= dimension:
+    if max(widths, default=0) > dimension:
         raise UserError(
-            f"student.dimensions: {max(widths)} is no less than the {dimension} of the student's "
-            "vectors, which are trained in any case; leave it out"
+            f"student.dimensions: {max(widths)} is more than the {dimension} of the student's "
+            "vectors; name widths up to that"
         )
 
 

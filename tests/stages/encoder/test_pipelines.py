@@ -319,7 +319,7 @@ def test_what_cannot_be_trained_is_said(tmp_path):
     with pytest.raises(UserError, match="Dense module with .*ReLU, which cannot be trained here"):
         EncoderSource(student).check()
     EncoderSource(student.model_copy(update={"pooling": "mean"})).check()
-    with pytest.raises(UserError, match="student.dimensions: 64 is no less than the 32"):
+    with pytest.raises(UserError, match="student.dimensions: 64 is more than the 32"):
         check_widths([8, 64], 32)
     with pytest.raises(ValueError, match="'pipeline' cannot be trained"):
         StudentSettings(model=str(folder), pooling="pipeline")

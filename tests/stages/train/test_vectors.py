@@ -13,7 +13,7 @@ from stages.train.engine import PlainEngine
 from stages.train.objectives.vector_regression import VectorRegression, vector_regression
 from stages.train.order import BatchOrder
 from stages.train.settings import Objectives, TrainSettings
-from stages.train.student import build_student, save_encoder
+from stages.train.student import build_student, save_encoder, widths_of
 from stages.train.student_settings import StudentSettings
 from stages.train.vectors import VectorRegressor, principal_projection
 from stages.train.views import TrainingData, view_names
@@ -223,11 +223,16 @@ def test_objectives_are_averaged_over_widths(student_folder, tmp_path, teacher):
 
 def test_a_width_beyond_the_vectors_is_refused(student_folder):
     student = StudentSettings(
-        model=str(student_folder), pooling="mean", head="none", dimensions=[WIDTH]
+        model=str(student_folder), pooling="mean", head="none", dimensions=[WIDTH + 1]
     )
     objectives = Objectives.model_validate({"listnet": {}})
-    with pytest.raises(UserError, match="student.dimensions: 32 is no less than the 32"):
+    with pytest.raises(UserError, match="student.dimensions: 33 is more than the 32"):
         build_student(student, objectives, 0, autocast=False)
+
+
+def test_the_whole_width_may_be_named_and_is_trained_once():
+    settings = StudentSettings(model="m", pooling="mean", head="none", dimensions=[8, WIDTH, 16])
+    assert widths_of(settings, WIDTH) == (WIDTH, 16, 8)
 
 
 def test_there_is_one_view_where_nobody_reads_another_or_it_would_be_the_same():
