@@ -293,7 +293,7 @@ def keep_layers(backbone: Any, settings: EncoderSettings) -> None:
     for place, layer in enumerate(kept):
         for module in layer.modules():
             if hasattr(module, "layer_idx"):  # a decoder's: its place in the cache of keys
-                module.layer_idx = place
+                module.layer_idx = place  # type: ignore[assignment]
     setattr(parent, attribute, kept)
     backbone.config.num_hidden_layers = len(layers)
     if getattr(backbone.config, "layer_types", None):
