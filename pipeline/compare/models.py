@@ -15,6 +15,8 @@ from stages.encoder.config import Pipeline, described_in, read_pipeline
 from stages.encoder.settings import EncoderSettings
 from stages.encoder.source import EncoderSource
 from stages.errors import UserError
+from stages.evaluate.base import Evaluation
+from stages.evaluate.baselines import WordsSource
 from stages.evaluate.settings import EvaluateSettings
 from stages.evaluate.stage import Evaluate, known_to_mteb
 from stages.fields import RECIPE_PREFIX
@@ -40,10 +42,18 @@ def evaluate_models(
     """
     store = ArtifactStore(storage)
     left_out = [test.title for test in tests.tests if test.reads]
-    left_out += [f"baseline {one.name}" for one in tests.baselines]
+    alone = [one for one in tests.baselines if one.whitening is None and one.recipe_file is None]
+    left_out += [f"baseline {one.name}" for one in tests.baselines if one not in alone]
     if left_out:
         out(f"left out, as they need a recipe: {', '.join(left_out)}")
-    nodes = [node for model in models for node in _nodes(model, tests, store, pooling)]
+    nodes = [
+        node
+        for model in models
+        for node in _nodes(EncoderLabel("teacher", model), _encoder(model, store, pooling), tests)
+    ]
+    for one in alone:
+        encoder = EncoderSource[Any](one.encoder()) if one.model else WordsSource(one)
+        nodes += _nodes(EncoderLabel("baseline", one.name), encoder, tests, one.takes)
     by_name = {node.name: node for node in nodes}
     if len(by_name) < len(nodes):
         raise UserError(f"{' '.join(models)}: one of them is there twice; name each once")
@@ -63,27 +73,32 @@ def evaluate_models(
     return with_differences(store, collect_from(store, by_name, folders))
 
 
-def _nodes(
-    model: str, tests: EvaluateSettings, store: ArtifactStore, pooling: str | None
-) -> list[Node]:
+def _encoder(model: str, store: ArtifactStore, pooling: str | None) -> EncoderSource[Any]:
     settings = EncoderSettings(model=_located(model, store), pooling="auto")
     if read_pipeline(described_in(settings)) == Pipeline():
         if pooling is None:
             raise UserError(f"{model}: it does not say how to pool; set --pooling")
         settings = settings.model_copy(update={"pooling": pooling})
-    encoder = EncoderSource[Any](settings)
+    return EncoderSource(settings)
+
+
+def _nodes(
+    label: EncoderLabel,
+    encoder: EncoderSource[Any] | WordsSource,
+    tests: EvaluateSettings,
+    takes: Callable[[Evaluation], bool] = lambda test: True,
+) -> list[Node]:
     found = []
     for test in tests.tests:
-        if test.reads:
+        if test.reads or not takes(test):
             continue
-        stage = Evaluate(test, encoder, EncoderLabel("teacher", model), tests.max_length)
-        stage = known_to_mteb(
-            stage, Path(model).name, lambda one: fingerprint_of(one, one.identity({}), [])
-        )
+        called = Path(label.name).name
+        stage = Evaluate(test, encoder, label, tests.max_length)
+        stage = known_to_mteb(stage, called, lambda one: fingerprint_of(one, one.identity({}), []))
         identity = stage.identity({})
-        title = re.sub(r"[^a-z0-9]+", "-", f"{Path(model).name}-{test.title}".lower()).strip("-")
+        title = re.sub(r"[^a-z0-9]+", "-", f"{called}-{test.title}".lower()).strip("-")
         fingerprint = fingerprint_of(stage, identity, [])
-        name = f"evaluate:{model}:{test.title}"
+        name = f"evaluate:{label.name}:{test.title}"
         found.append(Node(name, "evaluate", stage, title, identity, "", {}, fingerprint, 0))
     return found
 

@@ -74,9 +74,11 @@ class Results:
 
     @property
     def reference(self) -> EncoderLabel | None:
-        """Whom all others are compared with: the trained student, else the first encoder."""
+        """Whom all others are compared with: the trained student, else the first encoder that is no
+        baseline."""
         after = [label for label in self.encoders if label.role == "after"]
-        return next(iter([*after, *self.encoders]), None)
+        others = [label for label in self.encoders if label.role != "baseline"]
+        return next(iter([*after, *others, *self.encoders]), None)
 
     @property
     def student(self) -> dict[str, Figure]:

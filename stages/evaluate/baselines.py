@@ -13,7 +13,7 @@ from stages import content
 from stages.contract import Fingerprinted, Work
 from stages.encoder.settings import EncoderSettings
 from stages.errors import UserError
-from stages.evaluate.base import Encode
+from stages.evaluate.base import Encode, Evaluation
 from stages.evaluate.bm25 import K1, B, Bm25
 from stages.fields import InputPath, ModelName, Name
 from stages.kinds import Kinds
@@ -61,6 +61,10 @@ class BaselineSettings(EncoderSettings):
         if unread:
             raise ValueError(f"baseline '{self.name}': `{unread[0]}` has no effect on {kind}")
         return self
+
+    def takes(self, test: Evaluation) -> bool:
+        """Whether a test says anything about it."""
+        return test.of_documents or (test.of_teachers and not self.bm25)
 
 
 @dataclass(frozen=True)

@@ -260,7 +260,7 @@ def _plan_baseline(graph: Graph, baseline: BaselineSettings, where: str) -> None
     width = baseline.whitening
     reads = ["sentences"] * (width is not None)
     for test, part in _divided(graph):
-        if test.of_documents or (test.of_teachers and not baseline.bm25):
+        if baseline.takes(test):
             max_length = graph.recipe.evaluate.max_length
             stage = Evaluate(test, encoder, label, max_length, whitening=width, part=part)
             inputs: Inputs = dict.fromkeys([*encoder.inputs, *reads, *test.reads])

@@ -297,14 +297,23 @@ def test_models_that_are_not_there(sentray, sts, teacher_folder, models, message
 
 
 def test_what_needs_a_recipe_is_left_out_and_named(tmp_path, sts, teacher_folder):
+    """Other baselines have their rows."""
+    (tmp_path / "w.txt").write_text("a 1 0\ncat 0 1\nis 1 1\nthe 1 -1\n")
     (tmp_path / "tests.yaml").write_text(
-        "evaluate:\n  retrieval: {num_pairs: 5}\n  baselines: [{name: words, words: w.txt}]\n"
+        "evaluate:\n  retrieval: {num_pairs: 5}\n  baselines:\n"
+        f"  - {{name: words, words: {tmp_path}/w.txt}}\n"
+        f"  - {{name: cls, model: {teacher_folder}, pooling: cls}}\n"
+        f"  - {{name: white, model: {teacher_folder}, pooling: mean, whitening: 4}}\n"
+        "  - {name: other, model: 'recipe:other.yaml'}\n"
         f"  sts: [{{name: own, path: {sts}}}]\n"
     )
     tests, said = read_tests([str(tmp_path / "tests.yaml")], 48), []
     results = evaluate_models([str(teacher_folder)], tests, str(tmp_path), said.append, "mean")
-    assert said[0] == "left out, as they need a recipe: retrieval, baseline words"
+    assert said[0] == "left out, as they need a recipe: retrieval, baseline white, baseline other"
     assert set(results.columns) == {"layers", "MB", "own"}
+    own = {label.name: results.figures(label)["own"].value for label in results.encoders}
+    assert {*own} == {str(teacher_folder), "words", "cls"} and len({*own.values()}) == 3
+    assert {one.encoder.name for one in results.differences} == {"words", "cls"}
 
 
 def test_a_runs_student_is_found_by_its_name(storage, sentray, sts):
