@@ -19,16 +19,18 @@ from stages.plain import check_scalar, for_people, printable, shortened
 def command() -> NoReturn:
     """The command `sentray`. It ends as by SIGPIPE where whoever read what it prints has gone, as
     `head` does."""
+    exit_code = 0
     try:
         exit_code = main()
-        sys.stdout.flush()
+        if sys.stdout is not None:  # as it is where it was closed from the start
+            sys.stdout.flush()
     except BrokenPipeError:
         reader = select.poll()
         reader.register(sys.stdout, 0)
         if not reader.poll(0):
             raise  # another pipe's
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more
-        exit_code = 128 + signal.SIGPIPE
+        exit_code = exit_code or 128 + signal.SIGPIPE
     end_process(exit_code)
 
 

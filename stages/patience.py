@@ -4,6 +4,7 @@ Arrow's own client gives up after some six seconds (31 requests, all answered 50
 three minutes.
 """
 
+import math
 import os
 import random
 import re
@@ -19,6 +20,7 @@ T = TypeVar("T")
 VARIABLE, KNOWN = "SENTRAY_STORAGE_PATIENCE", "SENTRAY_STORAGE_KNOWN"
 SECONDS, FIRST_SECONDS = 300.0, 20.0
 LEAST_PAUSE, MOST_PAUSE = 0.5, 20.0
+SECONDS_BETWEEN_LINES = 30.0
 
 # Who else is told how stores stumble, in this process: a worker's stderr is read by nobody.
 listeners: list[Callable[[str], None]] = []
@@ -61,7 +63,7 @@ class Patience:
             Silent: patience is at its end; with what the store answered last.
             OSError: an answer that patience would not change.
         """
-        began, pause, told = time.monotonic(), LEAST_PAUSE, False
+        began, pause, told = time.monotonic(), LEAST_PAUSE, -math.inf
         while True:
             try:
                 answer = request()
@@ -71,16 +73,16 @@ class Patience:
                     raise
                 if waited > self._seconds():
                     raise Silent(str(error)) from error
-                if not told:
-                    self._say(f"does not answer ({str(error).splitlines()[0][:200]}); "
+                if time.monotonic() - told > SECONDS_BETWEEN_LINES:
+                    told, still = time.monotonic(), f" for {waited:.0f} s" if told > 0 else ""
+                    self._say(f"does not answer{still} ({str(error).splitlines()[0][:200]}); "
                               f"trying for up to {self._seconds():.0f} s")  # fmt: skip
-                    told = True
                 # so that those who failed together do not come again together
                 time.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(2 * pause, MOST_PAUSE)
             else:
                 self._answered = True
-                if told:
+                if told > 0:
                     self._say(f"answers again, after {time.monotonic() - began:.0f} s")
                 return answer
 

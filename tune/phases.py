@@ -29,7 +29,7 @@ from pipeline.run.metrics import RunMetrics
 from pipeline.run.runner import check_nodes, make_needed, run, told_of
 from pipeline.run.stopping import asked_by_signals
 from pipeline.run.work import NodeWork
-from pipeline.store.history import write_needs
+from pipeline.store.history import needs_of, write_needs
 from pipeline.store.leases import Leases, needs_are_settled
 from stages.contract import NO_FIGURES
 from stages.encoder.hub import reading
@@ -145,7 +145,7 @@ class _Phases:
         self._run_log, self.told = run_log, "begins"
         self._stack, self._asked = stack, threading.Event()
         self._is_open = False
-        self._needs: set[str] = set()
+        self._needs = set(needs_of(search.store.root, search.folder))
         self._started = time.monotonic()
         self._keeper = Keeper(search, log)
 
@@ -225,6 +225,7 @@ class _Phases:
                 run(recipe, self._address, pools=search.pools, out=self._out)
             elif tests:
                 self._open()
+                self._note_needs([recipe])
                 self._make(recipe, tests)
             results[trial.seed] = with_differences(plan.store, collect(plan))
         return results
@@ -294,16 +295,23 @@ class _Phases:
         """Starts Ray and makes what trials read; what a trial takes."""
         self._open()
         reservation = trial_resources(self._search.settings, work, self._out)
-        for recipe in preparations(self._search):
+        recipes = preparations(self._search)
+        self._note_needs(recipes)
+        for recipe in recipes:
             self._make(recipe, make_plan(recipe).nodes["train"].node.inputs.values())
         return reservation
 
     def _make(self, recipe: Recipe, names: Iterable[str]) -> None:
         search = self._search
-        self._needs.update(make_plan(recipe).folders.values())
+        make_needed(recipe, names, self._out, search.pools, search.folder, self._run_log)
+
+    def _note_needs(self, recipes: Iterable[Recipe]) -> None:
+        """Says what is needed from now on, before anything of it is looked for."""
+        search = self._search
+        for recipe in recipes:
+            self._needs.update(make_plan(recipe).folders.values())
         with needs_are_settled(search.store.root, told_of(search.name, self._out)):
             write_needs(search.store.root, search.folder, self._needs)
-        make_needed(recipe, names, self._out, search.pools, search.folder, self._run_log)
 
     def _open(self) -> None:
         if self._is_open:

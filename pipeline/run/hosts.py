@@ -9,6 +9,7 @@ import errno
 import os
 import tempfile
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -117,19 +118,26 @@ def _plugin_versions(plugins: Sequence[str]) -> dict[str, str | None]:
     return found
 
 
-def _make_here(works: Sequence[NodeWork]) -> None:
+def _make_here(
+    works: Sequence[NodeWork], begin: Callable[[NodeWork], object] = lambda work: None
+) -> None:
     """Makes nodes in turn; one that fails keeps no other from being made.
 
+    Args:
+        begin: is told which one is made now.
+
     Raises:
-        Exception: the first failure, with the others as notes.
+        Exception: the first failure, with the others as notes (`NAME: reason`).
     """
     loaded, errors = works[0].node.stage.load(works[0]), list[Exception]()
     for work in works:
+        begin(work)
         try:
             work.node.stage.make(work, loaded)
         except (Stopped, StorageSilent):  # which are no fault of this node
             raise
         except Exception as error:
+            traceback.clear_frames(error.__traceback__)  # they hold what it computed with
             errors.append(error)
             if len(errors) > 1:
                 errors[0].add_note(f"{work.name}: {type(error).__name__}: {error}")
@@ -141,7 +149,8 @@ def _make_there(works: Sequence[NodeWork], board: Any) -> None:
     use_assigned_cores()
     with used_meanwhile():  # the process goes on to other nodes
         meter = Meter(assigned_cores())  # of nodes made in turn: each gets what it took
-        _make_here([_connected(work, board, meter) for work in works])
+        connected = [_connected(work, board, meter) for work in works]
+        _make_here(connected, lambda work: told_by(work.tell))
     wait_until_told(board)
 
 

@@ -24,7 +24,7 @@ from pipeline.run.work import NodeWork, works_of
 from pipeline.store.copies import used_meanwhile
 from pipeline.store.leases import Lease, Leases, run_lease
 from stages.builtin import BUILTIN
-from stages.errors import Stopped, StorageSilent, UserError
+from stages.errors import Stopped, StorageSilent
 from stages.plugins import load_extensions
 
 
@@ -73,8 +73,11 @@ def make(
 
         def failed(batch: list[Node], error: Exception) -> list[str]:
             unmade = [n.name for n in batch if not plan.store.is_made(plan.folders[n.name])]
+            notes = getattr(error, "__notes__", [])
             for name in unmade:
-                progress.of(name).failed(error)
+                own = (note for note in notes if note.startswith(f"{name}: "))
+                reason = next(own, f"{type(error).__name__}: {error}")
+                progress.of(name).failed(reason.removeprefix(f"{name}: "))
             return unmade
 
         run_ready(wanted, making.make_batch, lambda: progress.relay(board), asked, ask, failed)
@@ -190,7 +193,9 @@ class _Making:
         try:
             with used_meanwhile():
                 make_nodes(works, self._board, progress.of)
-        except UserError:  # of one of them: the others are made
+        except (Stopped, StorageSilent):
+            raise
+        except Exception:  # of one of them: the others are made
             self._tell_made(works)
             raise
         self._tell_made(works)

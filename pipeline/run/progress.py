@@ -89,10 +89,9 @@ class NodeProgress:
         figures = {"elapsed_seconds": seconds} | asdict(usage)
         self.whole.say(self.node, f"done in {took} -> {folder}", True, figures, event="done")
 
-    def failed(self, error: Exception) -> None:
+    def failed(self, reason: str) -> None:
         """It cannot be made; what does not need it goes on."""
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        text = f"FAILED, all that does not need it goes on ({shortened(reason)})"
+        text = f"FAILED, all that does not need it goes on ({shortened(' '.join(reason.split()))})"
         self.whole.say(self.node, text, important=True, event="failed")
 
     def made(self, num_rows: int, num_shards: int, usage: Usage) -> None:

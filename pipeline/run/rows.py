@@ -57,7 +57,8 @@ class ShardActor:
         self._make: Callable[[int], Shard | None] | None = None
         self._meter = Meter(assigned_cores())
         self._restarted = bool(ray.get_runtime_context().was_current_actor_reconstructed)
-        tell = told_by(poster(work.name, board, once=True))
+        told_by(poster(work.name, board))
+        tell = poster(work.name, board, once=True)
         self._work = replace(work, tell=tell, stopping=asked_of(board), meter=self._meter)
 
     def _leave(self) -> None:

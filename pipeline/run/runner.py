@@ -68,7 +68,7 @@ def run(
         from pipeline.run.session import ray_session
 
         with RunLog(plan.store.root, f"{record}/log", out) as log:
-            check_still_there(plan, wanted)
+            check_still_there(plan, again)
             with ray_session(address, out):
                 make(plan, wanted, again, out, pools, record, log)
             finish(plan, record)
@@ -134,14 +134,17 @@ def check_undamaged(plan: Plan, nodes: Iterable[Node], again: set[str]) -> None:
             raise UserError(f"{planned.node.name}: {planned.folder} is {planned.reason}")
 
 
-def check_still_there(plan: Plan, nodes: Iterable[Node]) -> None:
-    """That what these nodes read was not removed before the run had written down its need.
+def check_still_there(plan: Plan, again: set[str]) -> None:
+    """That nothing of what was made was removed before the run had written down its need.
+
+    Args:
+        again: nodes that are made again.
 
     Raises:
         UserError: it was.
     """
-    read = {name for node in nodes for name in node.inputs.values() if plan.nodes[name].done}
-    gone = [name for name in sorted(read) if plan.store.find(plan.folders[name]) is None]
+    made = [name for name, one in plan.nodes.items() if one.done and name not in again]
+    gone = [name for name in made if plan.store.find(plan.folders[name]) is None]
     if gone:
         raise UserError(
             f"{', '.join(gone)}: removed since this run began (by `sentray gc`?); run again to "

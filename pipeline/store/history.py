@@ -102,7 +102,7 @@ def write_needs(root: Root, folder: str, artifacts: Iterable[str]) -> None:
 
 
 def needs_of(root: Root, folder: str) -> list[str]:
-    """Artifacts that the newest run of a search has said it needs."""
+    """Artifacts that a search has said it needs, in all its runs."""
     file = f"{folder}/needs.json"
     if not root.exists(file):
         return []

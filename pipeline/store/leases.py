@@ -193,10 +193,12 @@ class Leases:
         """
         seen: tuple[bytes, float] | None = None  # the lease as it was first seen, and when
         told = -math.inf
-        while not is_made():
+        while True:
+            asked = self._now()
+            if is_made():
+                return None
             if self._stop.is_set():
                 raise Stopped
-            asked = self._now()
             number, raw = self._newest(folder)
             now = self._now()
             # while the storage was silent for us, its holder may not have been heard there either
@@ -219,7 +221,6 @@ class Leases:
                 wait(f"waits for {_shown(holder, _file(folder, number))}", important=True)
                 told = now
             self._stop.wait(min(1.0, self._beat_seconds / 2))
-        return None
 
     def hold(self, folder: str, said: Callable[[], str]) -> Lease | None:
         """A lease that nobody waits for, which tells others that we are at work."""
@@ -287,15 +288,18 @@ NEEDS = "needs"
 
 
 @contextmanager
-def needs_are_settled(root: Root, say: Say) -> Iterator[None]:
+def needs_are_settled(root: Root, say: Say) -> Iterator[Callable[[], bool]]:
     """Within it nobody else writes down what a run or a search needs, or removes what none does.
+
+    Yields whether that is still so: who was frozen may have been taken for dead.
 
     Args:
         say: is told who is waited for. A storage without leases settles nothing.
     """
     with Leases(root, warn=lambda text: None) as leases:
-        leases.take(NEEDS, lambda: False, say, lambda: "sentray gc, or a run that begins")
-        yield
+        lease = leases.take(NEEDS, lambda: False, say, lambda: "sentray gc, or a run that begins")
+        assert lease is not None  # it is never made
+        yield lambda: not leases.is_lost(lease)
 
 
 def run_lease(record: str) -> str:

@@ -105,12 +105,10 @@ def _kept(there: Contents, keep: Sequence[str]) -> set[str]:
 
 
 def _named_by(root: Root, run: str) -> set[str]:
-    if run.startswith(f"{SEARCHES}/"):
-        return set(map(key_of, needs_of(root, run)))
     record = f"{HISTORY}/{run}"
-    if not root.exists(f"{record}/run.json"):
-        return set()
-    return {key_of(folder) for folder in folders_of(root, record).values()}
+    if root.exists(f"{record}/run.json"):
+        return {key_of(folder) for folder in folders_of(root, record).values()}
+    return set(map(key_of, needs_of(root, run)))  # of a search
 
 
 def clear(storage: str, keep: Sequence[str], delete: bool) -> str:
@@ -131,11 +129,11 @@ def clear(storage: str, keep: Sequence[str], delete: bool) -> str:
         lines.append(f"{shown(whole)} of {shown(there.num_bytes)} can go, with --delete")
         return "\n".join(lines)
     gone = 0
-    with needs_are_settled(there.store.root, _say):
+    with needs_are_settled(there.store.root, _say) as are_settled:
         # what somebody began to need since is not touched
         still = {one.path for one in garbage(storage, keep)[1]}
         for one in found:
-            if one.path in still:
+            if one.path in still and are_settled():
                 there.store.remove(one.path)
                 gone += one.num_bytes
     _remove_dangling(there.store.root)

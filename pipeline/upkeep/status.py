@@ -83,7 +83,8 @@ def log_lines(storage: str, name: str) -> Iterator[str]:
             for line in map(json.loads, root.read(file).splitlines()):
                 when = f"{datetime.fromisoformat(line['time']):%Y-%m-%d %H:%M:%S}"
                 # of the whole run: it started, ended, or why it did not
-                text = line["text"] if line["stage"] else f"{line['event']} {line['text']}"
+                is_end = not line["stage"] and line["event"] != "said"
+                text = f"{line['event']} {line['text']}" if is_end else line["text"]
                 yield printable(f"{when}  {line['stage'] or 'run':<16}  {text}".rstrip())
 
 
@@ -141,11 +142,14 @@ def _state(root: Root, name: str, started: str, record: str, lease: Seen | None)
 
 
 def _last_line(root: Root, record: str) -> tuple[dict[str, str], float]:
-    """Of the run's log, and the seconds since it was written; nothing, and inf, without any."""
+    """Of the run's log, but for what was said of no stage; and the seconds since it was written.
+    Nothing, and inf, without any."""
     files = root.list(f"{record}/log")
-    if not files:
-        return {}, math.inf
-    name = f"{record}/log/{files[-1]}"
-    with understood(root.shown(name)):
-        last = json.loads(root.read(name).splitlines()[-1])
-        return {key: str(last[key]) for key in ("stage", "event", "text")}, root.age(name)
+    for file in reversed(files):
+        name = f"{record}/log/{file}"
+        with understood(root.shown(name)):
+            for line in map(json.loads, reversed(root.read(name).splitlines())):
+                if line["stage"] or line["event"] != "said":
+                    last = {key: str(line[key]) for key in ("stage", "event", "text")}
+                    return last, root.age(f"{record}/log/{files[-1]}")
+    return {}, math.inf

@@ -51,7 +51,8 @@ def commit_of(model: str, revision: str) -> str:
 
 
 def settle(model: str, revision: str) -> str:
-    """The commit that a revision is now: the hub's, or where it cannot be asked the cache's.
+    """The commit that a revision is now: the hub's, or where it cannot be asked, and for models
+    only, the cache's.
 
     Args:
         model: or a data set, as `data_set` calls it.
@@ -73,11 +74,10 @@ def data_set(name: str) -> str:
 
 def _commit_of_data_set(name: str, revision: str) -> str:
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
         found = HfApi().dataset_info(name, revision=revision).sha
-    except (OSError, HfHubHTTPError, HFValidationError, ValueError) as error:
+    except Exception as error:  # of whichever HTTP client that package uses
         raise UserError(
             f"data set '{name}': the hub does not say what it is ({type(error).__name__}). Check "
             "the name and the network; offline, use files or a local folder."

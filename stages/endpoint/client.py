@@ -28,7 +28,7 @@ from stages.endpoint.settings import EndpointSettings
 from stages.errors import UserError
 
 # Without an answer of use: none came, it is no answer, or a gateway gave up on a server at work.
-POSSIBLY_PAID = (0, 200, 408, 502, 504)
+POSSIBLY_PAID = (0, 200, 408, 504, 524)
 SECONDS_BETWEEN_LINES = 5.0
 # while no request may be sent
 SECONDS_BETWEEN_LOOKS = 0.5
@@ -74,7 +74,7 @@ class Client(ABC, Generic[R, A, Found]):
         settings: EndpointSettings,
         key: SecretStr | None,
         journal: Journal[Any],
-        say: Callable[[str], None],
+        say: Callable[..., None],
         patience: Patience | None = None,
         variables: Mapping[str, SecretStr] | None = None,
         may_pay: Callable[[], bool] = lambda: True,

@@ -50,7 +50,7 @@ class Failures:
 
     Args:
         works: whether the endpoint answers a tiny request about nothing.
-        say: is told of longer waits.
+        say: is told of longer waits (a `Say`).
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Failures:
         limits: Limits,
         patience: Patience,
         works: Callable[[], Awaitable[bool]],
-        say: Callable[[str], None],
+        say: Callable[..., None],
     ) -> None:
         self._settings, self._endpoint, self._limits = settings, endpoint, limits
         self._patience, self._works, self._say = patience, works, say
@@ -109,7 +109,8 @@ class Failures:
         if seconds >= TOLD_SECONDS and now - self._told >= TOLD_SECONDS:
             self._told = now
             self._say(
-                f"waits for {seconds:.0f} s, as {self._endpoint.url} answers HTTP {reply.status}"
+                f"waits for {seconds:.0f} s, as {self._endpoint.url} answers HTTP {reply.status}",
+                True,
             )
         self._limits.pause(seconds)
 

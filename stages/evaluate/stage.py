@@ -151,6 +151,7 @@ class Evaluate(Stage):
         result = self.test.score(replace(loaded, known_as=self.known_as), work)
         measurement = Measurement(self.label, result.figures)
         stats = measured([measurement], result.notes, **dict(result.facts))
+        stats["reads"] = [*self.test.reads]
         with tempfile.TemporaryDirectory() as local:
             for name, data in result.files.items():
                 Path(local, name).write_bytes(data)

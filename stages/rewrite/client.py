@@ -41,7 +41,7 @@ class ChatClient(Client[_Row, Answer, tuple[Any, Outcome]]):
         settings: Rewriting,
         key: SecretStr | None,
         journal: Journal[Answer],
-        say: Callable[[str], None],
+        say: Callable[..., None],
         patience: Patience | None = None,
         variables: Mapping[str, SecretStr] | None = None,
         may_pay: Callable[[], bool] = lambda: True,

@@ -28,7 +28,7 @@ def ask(
     sentences: Sequence[str],
     key: SecretStr | None = None,
     patience: Patience = QUICK,
-    say: Callable[[str], None] = lambda line: None,
+    say: Callable[..., None] = lambda line, important=False: None,
     **settings: Any,
 ) -> dict[str, Outcome]:
     """Outcomes by sentence; the rows' refs are their numbers."""

@@ -23,6 +23,7 @@ from tests.support.command import Sentray
 from tests.support.data import write_sts
 from tests.support.here import make_here
 from tests.support.recipes import tiny
+from tests.support.tokenizers import make_cuttable
 
 
 @pytest.fixture
@@ -140,8 +141,17 @@ def storage(tmp_path_factory, teacher_folder, student_folder):
     text = Path(raw["sentences"]["path"]).read_text().splitlines()
     (folder / "others.txt").write_text("\n".join(reversed(text)) + "\n")
     others = {"sentences": held["sentences"] | {"path": str(folder / "others.txt")}}
+    cuttable = str(make_cuttable(folder / "cuttable", "WordPiece"))
+    white = {"name": "white", "model": str(teacher_folder), "pooling": "mean", "whitening": 4}
     for name, changes in [
         ("held", held),
+        (
+            "cut",
+            {
+                "student": raw["student"] | {"model": cuttable, "vocabulary": {"min_count": 1}},
+                "evaluate": raw["evaluate"] | {"baselines": [white]},
+            },
+        ),
         ("held-too", held | {"train": raw["train"] | {"seed": 7}}),
         ("held-others", others),
         ("one", {}),
@@ -189,6 +199,12 @@ def test_agreement_is_shared_only_on_the_same_held_out_sentences(storage, sentra
     assert "agreement" in left_out and "near pairs" in left_out
 
 
+def test_parts_of_an_encoder_are_no_test_data(storage, sentray):
+    """A student whose vocabulary is cut, and vectors that are whitened with the corpus."""
+    told = sentray("compare", "cut", "cut:before", "cut:white", "one", "--storage", storage)
+    assert all("made-up" in rows_of(told)[name] for name in ("cut", "cut:before", "cut:white"))
+
+
 def test_marks_stand_where_the_interval_is_without_0(storage, sentray):
     told = sentray("compare", "one", "one:t", "--storage", storage, "--json", storage / "x.json")
     found = json.loads((storage / "x.json").read_text())["differences"][0]["figures"][0]
@@ -221,7 +237,10 @@ def test_any_models_are_compared_on_tests(sentray, sts, teacher_folder, student_
     [
         (["one"], "name two runs at least"),
         (["one", "one"], "there twice"),
-        (["one", "nobody"], "there is no finished run of 'nobody' (recipes run here: apart, held"),
+        (
+            ["one", "nobody"],
+            "is no finished run of 'nobody' (recipes run here: apart, cut, held",
+        ),
         (["one", "other:nobody"], "that run has no row 'nobody'; it has before, t"),
         (["one", "apart"], "they share no test with equal settings"),
         (["one", "other", "--pooling", "cls"], "are for models on tests; add --on"),

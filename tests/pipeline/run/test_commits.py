@@ -120,16 +120,13 @@ def test_a_data_set_of_the_hub_is_read_at_one_commit(place, student_folder, monk
 
 
 def test_a_data_set_that_the_hub_does_not_know(place, student_folder, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", refused)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     raw = recipe_of(place, student_folder, model=str(place / OLD))
     raw["sentences"] = {"dataset": "some/text"}
     plan = make_plan(Recipe.model_validate(raw))
     with pytest.raises(UserError, match="data set 'some/text': the hub does not say what it is"):
         commits_for(plan, plan.graph.values())
-
-
-def refused(hub, name, revision):
-    raise ConnectionRefusedError(name)
 
 
 @pytest.mark.thorough

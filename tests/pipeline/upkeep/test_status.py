@@ -1,5 +1,6 @@
 """What a storage root tells of its runs and searches."""
 
+import json
 import os
 import re
 import signal
@@ -48,7 +49,8 @@ def test_how_runs_ended(storage):
     _, record = storage.run("killed", only=["sentences"])
     log_of(storage, record)
     *_, file = sorted((storage.path / record / "log").iterdir())
-    file.write_text("\n".join(file.read_text().splitlines()[:-1]) + "\n")
+    said = {"time": "2026-01-01T00:00:00", "stage": "", "event": "said", "text": "storage"}
+    file.write_text("\n".join([*file.read_text().splitlines()[:-1], json.dumps(said)]) + "\n")
     assert states(storage, "killed") == [("killed", "running", "last: train: step 4")]
     os.utime(file, (OLD, OLD))
     _, record = storage.run("silent", only=["sentences"])
@@ -106,12 +108,14 @@ def test_what_the_newest_run_said(storage, capsys):
         _, record = storage.run("one", only=["sentences"])
         with RunLog(Root(storage.root), f"{record}/log", print) as log:
             log.add("embed:t", "said", words, {})
+            log.add("", "said", "storage s3://b answers again", {})
             log.write()  # a file of its own
             log.add("train", "done", "done in 3 s", {"elapsed_seconds": 3.0})
     assert main(["status", "one", "--log", "--storage", storage.root]) == 0
     lines = [line.split("  ", 1) for line in capsys.readouterr().out.splitlines()]
     assert [re.sub("  +", "  ", text) for _, text in lines] == [
-        "run  started", "embed:t  new \\x1b[2J", "train  done in 3 s", "run  ended"
+        "run  started", "embed:t  new \\x1b[2J", "run  storage s3://b answers again",
+        "train  done in 3 s", "run  ended",
     ]  # fmt: skip
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", when) for when, _ in lines)
 

@@ -16,7 +16,7 @@ from pipeline.run.log import RunLog
 from pipeline.run.runner import choose, record_start
 from pipeline.store.artifacts import ArtifactStore
 from pipeline.store.history import write_needs
-from pipeline.store.leases import Leases, needs_are_settled, run_lease
+from pipeline.store.leases import NEEDS, Leases, needs_are_settled, run_lease, seen_leases
 from pipeline.store.manifest import new_manifest
 from pipeline.upkeep.clearing import clear, garbage
 from pipeline.upkeep.contents import key_of
@@ -161,6 +161,51 @@ def test_a_run_begins_before_a_removal_or_after_it(storage, monkeypatch):
         collecting.join(60)
         assert not collecting.is_alive()
     assert len(told) == 1 and told[0].startswith("waits for ") and "sentray gc" in told[0]
+
+
+def test_a_removal_whose_process_was_frozen_ends(storage, monkeypatch):
+    """Another has thought it dead, and needs what it was about to remove."""
+    storage.run("one")
+    storage.run("one", seed=43)
+    remove, gone = ArtifactStore.remove, []
+
+    def and_then_it_is_frozen(store, path):
+        remove(store, path)
+        gone.append(path)
+        number = Root(storage.root).list(f"leases/{NEEDS}")[-1]
+        taken = f"leases/{NEEDS}/{int(number[:6]) + 1:06d}.json"
+        Root(storage.root).write(taken, Root(storage.root).read(f"leases/{NEEDS}/{number}"))
+
+    monkeypatch.setattr(ArtifactStore, "remove", and_then_it_is_frozen)
+    assert len(garbage(storage.root, ["one"])[1]) > 1
+    clear(storage.root, ["one"], delete=True)
+    assert len(gone) == 1
+
+
+def test_a_run_called_like_the_folder_of_searches_keeps_what_it_needs(storage):
+    plan, record = storage.run("tune", only=["sentences"])
+    storage.run("other", seed=43, only=["embed:t"])
+    with Leases(Root(storage.root), print) as leases:
+        leases.hold(run_lease(record), lambda: "")
+        kept = {one.path for one in garbage(storage.root, ["other"])[1]}
+    assert plan.folders["sentences"] not in kept
+
+
+def test_a_run_says_what_it_needs_while_nobody_removes_anything(storage, monkeypatch):
+    from pipeline.run import runner
+
+    plan, _ = storage.run("one", only=["sentences"])
+    start, held = runner.record_start, []
+
+    def look(plan):
+        held.append([one.folder for one in seen_leases(plan.store.root)])
+        return start(plan)
+
+    monkeypatch.setattr(runner, "record_start", look)
+    monkeypatch.setattr(runner, "check_still_there", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        runner.run(plan.recipe, only="embed:t")
+    assert held == [[NEEDS]]
 
 
 def test_a_run_whose_inputs_were_removed_as_it_began_says_so(storage, monkeypatch):

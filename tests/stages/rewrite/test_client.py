@@ -123,11 +123,17 @@ def test_retry_after_holds_everybody_and_is_said(serve, tmp_path, monkeypatch):
         return Reply(rewrite_of(sentence))
 
     server = serve(behave)
-    ask(server, tmp_path, [f"N {n}" for n in range(40)], concurrency=1, say=told.append)
+    ask(
+        server,
+        tmp_path,
+        [f"N {n}" for n in range(40)],
+        concurrency=1,
+        say=lambda *said: told.append(said),
+    )
     assert min(times["after"]) >= 0.99
     assert len(server.bodies) == 41
-    waits = [line for line in told if line.startswith("waits")]
-    assert waits == [f"waits for 1 s, as {server.url}/chat/completions answers HTTP 429"]
+    waits = [said for said in told if said[0].startswith("waits")]
+    assert waits == [(f"waits for 1 s, as {server.url}/chat/completions answers HTTP 429", True)]
 
 
 def test_a_storm_of_429_loses_nobody_and_an_endless_one_stops(serve, tmp_path):
