@@ -113,6 +113,8 @@ class Arena:
         ]
         # how long a driver asks for a cluster that is gone (60 s)
         os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "5")
+        # how often a head asks a machine whether it lives (3 s)
+        os.environ.setdefault("RAY_health_check_period_ms", "1000")
         os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
         self._clock = folder / "clock"
         self.move_clock(0)

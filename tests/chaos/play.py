@@ -198,8 +198,8 @@ class Play:
         frozen, other = self._frozen()
         while not (other.ended or other.said(self._subject.started)):
             time.sleep(0.02)
-        with suppress(Exception):
-            other.process.wait(self._draws.choice((0.0, 0.1, 0.3)))
+        with suppress(Exception):  # it soon ends where the frozen one's workers went on
+            other.process.wait(self._draws.choice((0.0, 0.0, 0.1)))
         took_over = not other.ended
         self._killing(other.process.kill, all_of_it=False)
         other.end()
