@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.errors import UserError
+from stages.packages import need
 
 COMMITS = "SENTRAY_COMMITS"
 DATA_SETS, MAIN = "datasets/", "main"
@@ -73,6 +74,7 @@ def data_set(name: str) -> str:
 
 
 def _commit_of_data_set(name: str, revision: str) -> str:
+    need("hub", f"data set '{name}'")
     from huggingface_hub import HfApi
 
     try:
