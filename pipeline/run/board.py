@@ -1,5 +1,6 @@
 """How workers tell the driver how far they are and what went wrong, and hear that they must end."""
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,6 +14,8 @@ from stages.errors import Stopped, UserError
 
 # What is said of work whose machine leaves with notice.
 LEAVING = "its machine is taken away; it goes on elsewhere with what is finished"
+
+SECONDS_BETWEEN_STUMBLES = 10.0
 
 # A node's name, and what was said about it: see `Say`.
 News = tuple[str, str, bool, dict[str, float]]
@@ -28,6 +31,7 @@ class Board:
         self._asked = False
         self._begun: set[str] = set()
         self._once: set[tuple[str, str]] = set()
+        self._stumbled: dict[tuple[str, bool], float] = {}
 
     def begin(self, node: str) -> bool:
         """A worker is there for a node; False: too late, all are asked to end."""
@@ -43,6 +47,15 @@ class Board:
         if news[3] or news[:2] not in self._once:
             self._once.add(news[:2])
             self._news.append(news)
+
+    def post_stumble(self, node: str, text: str) -> None:
+        """A storage stumbles, or answers again, as many processes may find at once: each of the two
+        is shown now and then, and all of it is in the log."""
+        key, now = (node, "answers again" in text), time.monotonic()
+        is_shown = now - self._stumbled.get(key, -math.inf) > SECONDS_BETWEEN_STUMBLES
+        if is_shown:
+            self._stumbled[key] = now
+        self._news.append((node, text, is_shown, {}))
 
     def post_error(self, node: str, error: UserError) -> None:
         self._errors[node] = error
@@ -91,11 +104,13 @@ def poster(node: str, board: Any, once: bool = False) -> Say:
     return say
 
 
-def told_by(say: Say) -> Say:
-    """What tells about the node that this process now makes; it tells too how the storage
-    stumbles."""
-    patience.listeners[:] = [say]  # of many processes: the run shows a line now and then
-    return say
+def tell_stumbles(node: str, board: Any) -> None:
+    """From now on how the storage stumbles in this process is told of this node."""
+
+    def tell(text: str) -> None:
+        board.post_stumble.remote(node, text)
+
+    patience.listeners[:] = [tell]
 
 
 def wait_until_told(board: Any) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from pipeline.run.board import LEAVING, begin, poster, stop_of, told_by, wait_until_told
+from pipeline.run.board import LEAVING, begin, poster, stop_of, tell_stumbles, wait_until_told
 from pipeline.run.losses import LOST, too_many
 from pipeline.run.meter import Meter
 from pipeline.run.placement import (
@@ -150,7 +150,7 @@ def _make_there(works: Sequence[NodeWork], board: Any) -> None:
     with used_meanwhile():  # the process goes on to other nodes
         meter = Meter(assigned_cores())  # of nodes made in turn: each gets what it took
         connected = [_connected(work, board, meter) for work in works]
-        _make_here(connected, lambda work: told_by(work.tell))
+        _make_here(connected, lambda work: tell_stumbles(work.name, board))
     wait_until_told(board)
 
 
@@ -161,9 +161,10 @@ def _connected(work: NodeWork, board: Any, meter: Meter) -> NodeWork:
         Stopped: all have been asked to end.
     """
     begin(work.name, board)
+    tell_stumbles(work.name, board)
     return replace(
         work,
-        tell=told_by(poster(work.name, board)),
+        tell=poster(work.name, board),
         stopping=stop_of(board),
         is_ours=work.watched(),
         meter=meter,

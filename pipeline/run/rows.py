@@ -18,7 +18,7 @@ from pipeline.run.board import (
     begin,
     machine_is_leaving,
     poster,
-    told_by,
+    tell_stumbles,
     wait_until_told,
 )
 from pipeline.run.losses import LOST, first_line, too_many
@@ -57,7 +57,7 @@ class ShardActor:
         self._make: Callable[[int], Shard | None] | None = None
         self._meter = Meter(assigned_cores())
         self._restarted = bool(ray.get_runtime_context().was_current_actor_reconstructed)
-        told_by(poster(work.name, board))
+        tell_stumbles(work.name, board)
         tell = poster(work.name, board, once=True)
         self._work = replace(work, tell=tell, stopping=asked_of(board), meter=self._meter)
 
