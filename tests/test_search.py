@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from pipeline.run.scratch import remove_dead
-from pipeline.store.history import needs_of
+from pipeline.store.needs import needs_of
 from stages.files import Root
 
 RATE = "train.learning_rate"

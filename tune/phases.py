@@ -29,8 +29,8 @@ from pipeline.run.metrics import RunMetrics
 from pipeline.run.runner import check_nodes, make_needed, run, told_of
 from pipeline.run.stopping import asked_by_signals
 from pipeline.run.work import NodeWork
-from pipeline.store.history import needs_of, write_needs
-from pipeline.store.leases import Leases, needs_are_settled
+from pipeline.store.leases import Leases
+from pipeline.store.needs import needs_are_settled, needs_of, write_needs
 from stages.contract import NO_FIGURES
 from stages.encoder.hub import reading
 from stages.errors import Stopped, UserError

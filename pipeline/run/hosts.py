@@ -119,19 +119,19 @@ def _plugin_versions(plugins: Sequence[str]) -> dict[str, str | None]:
 
 
 def _make_here(
-    works: Sequence[NodeWork], begin: Callable[[NodeWork], object] = lambda work: None
+    works: Sequence[NodeWork], turn_to: Callable[[NodeWork], object] = lambda work: None
 ) -> None:
     """Makes nodes in turn; one that fails keeps no other from being made.
 
     Args:
-        begin: is told which one is made now.
+        turn_to: is told which one is made now.
 
     Raises:
         Exception: the first failure, with the others as notes (`NAME: reason`).
     """
     loaded, errors = works[0].node.stage.load(works[0]), list[Exception]()
     for work in works:
-        begin(work)
+        turn_to(work)
         try:
             work.node.stage.make(work, loaded)
         except (Stopped, StorageSilent):  # which are no fault of this node
@@ -161,7 +161,7 @@ def _connected(work: NodeWork, board: Any, meter: Meter) -> NodeWork:
         Stopped: all have been asked to end.
     """
     begin(work.name, board)
-    tell_stumbles(work.name, board)
+    tell_stumbles(work.name, board)  # while what they share is loaded, of the last
     return replace(
         work,
         tell=poster(work.name, board),

@@ -15,7 +15,7 @@ from pipeline.run.making import make
 from pipeline.run.pools import PoolSettings
 from pipeline.run.student import find_student, present_student
 from pipeline.store.history import start_record
-from pipeline.store.leases import needs_are_settled
+from pipeline.store.needs import needs_are_settled
 from stages.contract import NO_FIGURES, Say
 from stages.encoder.hub import reading
 from stages.errors import UserError

@@ -7,7 +7,7 @@ their settings) are written when a run starts, `results.json`, `report.html` and
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from stages.files import Root, understood
@@ -94,17 +94,3 @@ def folders_of(root: Root, record: str) -> dict[str, str]:
     name = f"{record}/run.json"
     with understood(root.shown(name)):
         return {node: str(one["folder"]) for node, one in json.loads(root.read(name)).items()}
-
-
-def write_needs(root: Root, folder: str, artifacts: Iterable[str]) -> None:
-    """Writes what a search needs, below its folder: what trials read, before any of them runs."""
-    root.write(f"{folder}/needs.json", json.dumps(sorted(artifacts), indent=1).encode())
-
-
-def needs_of(root: Root, folder: str) -> list[str]:
-    """Artifacts that a search has said it needs, in all its runs."""
-    file = f"{folder}/needs.json"
-    if not root.exists(file):
-        return []
-    with understood(root.shown(file)):
-        return [str(one) for one in json.loads(root.read(file))]

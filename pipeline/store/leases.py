@@ -21,8 +21,8 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -281,25 +281,6 @@ class Leases:
         if not lease.lost.is_set() and not self.is_lost(lease):
             now = Holder(**asdict(lease.holder) | {"beat": beat, "said": lease.said()})
             self._root.write(lease.file, _write(now))
-
-
-# Whoever removes what nobody needs, or begins to need something
-NEEDS = "needs"
-
-
-@contextmanager
-def needs_are_settled(root: Root, say: Say) -> Iterator[Callable[[], bool]]:
-    """Within it nobody else writes down what a run or a search needs, or removes what none does.
-
-    Yields whether that is still so: who was frozen may have been taken for dead.
-
-    Args:
-        say: is told who is waited for. A storage without leases settles nothing.
-    """
-    with Leases(root, warn=lambda text: None) as leases:
-        lease = leases.take(NEEDS, lambda: False, say, lambda: "sentray gc, or a run that begins")
-        assert lease is not None  # it is never made
-        yield lambda: not leases.is_lost(lease)
 
 
 def run_lease(record: str) -> str:

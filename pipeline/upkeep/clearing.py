@@ -9,8 +9,9 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.store.history import folders_of, needs_of, newest_record
-from pipeline.store.leases import NEEDS, needs_are_settled, seen_leases
+from pipeline.store.history import folders_of, newest_record
+from pipeline.store.leases import seen_leases
+from pipeline.store.needs import NEEDS, needs_are_settled, needs_of
 from pipeline.upkeep.contents import (
     HISTORY,
     LEASES,

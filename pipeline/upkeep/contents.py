@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.store.artifacts import FINGERPRINTED, MANIFEST, ArtifactStore
-from pipeline.store.history import folders_of, needs_of, newest_record
+from pipeline.store.history import folders_of, newest_record
 from pipeline.store.leases import Seen, seen_leases
+from pipeline.store.needs import needs_of
 from stages.errors import UserError
 from stages.files import Root, half_written
 

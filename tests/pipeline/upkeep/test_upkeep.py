@@ -15,9 +15,9 @@ from pipeline.plan.plan import make_plan
 from pipeline.run.log import RunLog
 from pipeline.run.runner import choose, record_start
 from pipeline.store.artifacts import ArtifactStore
-from pipeline.store.history import write_needs
-from pipeline.store.leases import NEEDS, Leases, needs_are_settled, run_lease, seen_leases
+from pipeline.store.leases import Leases, run_lease, seen_leases
 from pipeline.store.manifest import new_manifest
+from pipeline.store.needs import NEEDS, needs_are_settled, write_needs
 from pipeline.upkeep.clearing import clear, garbage
 from pipeline.upkeep.contents import key_of
 from stages.errors import UserError
