@@ -37,6 +37,10 @@ class Embed(RowWise):
     def identity(self, inputs: Mapping[str, Fingerprinted]) -> dict[str, Any]:
         return self.encoder.identity(inputs)
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        return self.encoder.packages
+
     def resources(self) -> Resources:
         return Resources(gpu=True)
 

@@ -93,6 +93,12 @@ class EncoderSource(Generic[E]):
             found["model"] = {made: inputs[self._input].fingerprint}
         return {f"{place}.{key}": value for key, value in found.items()}
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """See `Stage.packages`."""
+        is_pipeline = self.training is None and resolved(self.settings).pooling == "pipeline"
+        return ("sentence-transformers",) if is_pipeline else ()
+
     def located(self, work: Work) -> E:
         """The settings with a model that a node makes named by its folder and, where there are
         kinds, the prompts of all of them."""

@@ -36,6 +36,7 @@ class AgreementTest(Evaluation):
     """Order of similarities and neighbours kept, against the teachers' mixed similarities."""
 
     of_teachers: ClassVar[bool] = False
+    packages = ("scipy",)
 
     holdout: int | None
     weights: list[float]

@@ -82,11 +82,13 @@ class Evaluation(Settings):
     two_sided: whether it compares texts with others, and so reads `Tested.encode_documents`.
     of_documents: whether it ranks documents for queries, and encodes the documents first.
     of_teachers: whether it says anything about a teacher.
+    packages: see `Stage.packages`.
     """
 
     two_sided: ClassVar[bool] = False
     of_documents: ClassVar[bool] = False
     of_teachers: ClassVar[bool] = True
+    packages: ClassVar[tuple[str, ...]] = ()
 
     @property
     def title(self) -> str:

@@ -81,6 +81,10 @@ class WordsSource:
         where = f"evaluate.baselines '{self.settings.name}'"
         return {"encoder.words": content.describe_path(str(self.settings.words), where)}
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        return ("scikit-learn",) if self.settings.bm25 else ()
+
     def check(self, max_length: int) -> None:
         """The file was read for its identity."""
 

@@ -19,6 +19,7 @@ class ClassificationTest(LabelledTest):
     """Mean accuracy of logistic regressions on a few training examples."""
 
     what: ClassVar[str] = "classification set"
+    packages = ("scikit-learn",)
 
     samples_per_label: int = Field(8, ge=1, description="Training examples of each label.")
     num_experiments: int = Field(10, ge=1, description="Draws of training examples.")

@@ -27,6 +27,7 @@ class RankingTest(StsSettings, Evaluation):
 
     what: ClassVar[str] = "ranking task"
     two_sided = True
+    packages = ("scikit-learn", "scipy")
 
     min_partners: int = Field(4, ge=2, description="Partners that a sentence has at least.")
     gain: Literal["linear", "exponential"] = Field(

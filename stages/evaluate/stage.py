@@ -82,6 +82,10 @@ class Evaluate(Stage):
             found["dimensions"] = self.label.dimensions
         return found
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        return (*self.encoder.packages, *self.test.packages)
+
     def resources(self) -> Resources:
         return Resources(gpu=True)
 

@@ -17,6 +17,7 @@ class StsTest(Evaluation):
     """Spearman of similarity and gold score on one set."""
 
     two_sided = True
+    packages = ("scipy",)
 
     sts: StsSettings
     num_bootstrap: int

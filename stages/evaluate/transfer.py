@@ -42,6 +42,7 @@ class TransferTest(LabelledTest):
     """
 
     what: ClassVar[str] = "transfer task"
+    packages = ("scikit-learn",)
 
     path: InputPath | None = Field(
         None,

@@ -64,6 +64,11 @@ class Variant(Stage):
         found |= {f"export.gate.{key}": value for key, value in self.gate.identity().items()}
         return found | {f"evaluate.{test.title}": test.described() for test in self.tests}
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        _, modules = NEEDS.get(self.variant, ("", ()))
+        return ("sentence-transformers", *modules)
+
     def resources(self) -> Resources:
         return Resources(alone=True)
 

@@ -49,9 +49,14 @@ class Filters(Settings):
             raise ValueError(f"min_growth {self.min_growth} is above max_growth {self.max_growth}")
         return self
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """What decides which rewrites they keep."""
+        return ("rapidfuzz", "py3langid") if self.language else ("rapidfuzz",)
+
     def check_packages(self, what: str) -> None:
         """Raises UserError where the packages that the filters need are not installed."""
-        need("rewrites", what, "rapidfuzz", *(["py3langid"] if self.language else []))
+        need("rewrites", what, *self.packages)
 
     def fault(self, sentence: str, rewrite: str) -> str | None:
         """Why a rewrite of a sentence is rejected, the first reason that applies; None: it is kept.

@@ -41,6 +41,10 @@ class Rewrites(Stage):
         whole.pop("name")
         return {f"perturb.{key}": value for key, value in whole.items() if value is not None}
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        return self.settings.filters.packages
+
     def check(self) -> None:
         self.settings.filters.check_packages(f"{self.where}.filters")
 

@@ -27,6 +27,14 @@ class Sentences(Stage):
         found = self.settings.identity("sentences")
         return {f"sentences.{key}": value for key, value in found.items()}
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        used = {
+            "datasets": self.settings.dataset is not None,
+            "sentencex": self.settings.split_sentences,
+        }
+        return tuple(name for name, is_used in used.items() if is_used)
+
     def check(self) -> None:
         if self.settings.dataset is not None:
             need("hub", "sentences.dataset")

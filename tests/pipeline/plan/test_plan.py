@@ -289,6 +289,31 @@ def test_other_versions_are_a_note(tmp_path, teacher_folder, student_folder):
     assert "= tokens" in text and text.count("note:") == 2
 
 
+def test_packages_that_decide_what_a_stage_makes(tmp_path, tiny_recipe):
+    """They are in its manifest, so that the plan tells of other versions."""
+    file = tmp_path / "labels.tsv"
+    file.write_text("label\tsplit\ttext\n")
+    rewrites = {"pairs": {"path": str(file)}, "filters": {"language": "en"}}
+    recipe = Recipe.model_validate(
+        tiny_recipe(
+            "sentences.split_sentences=true",
+            setting("perturb", [{"name": "p"} | rewrites]),
+            setting("evaluate.classification", [{"name": "c", "path": str(file)}]),
+            "export.variants=[onnx-int8]",
+        )
+    )
+    nodes = build_graph(recipe).nodes
+    packages = {name: {*node.stage.packages} for name, node in nodes.items()}
+    assert packages["sentences"] == {"sentencex"}
+    assert packages["perturb:p"] == {"rapidfuzz", "py3langid"}
+    assert packages["evaluate:after:made-up"] == {"scipy"}
+    assert packages["evaluate:after:classification-c"] == {"scikit-learn"}
+    assert packages["export:onnx-int8"] >= {"sentence-transformers", "onnx", "onnxruntime"}
+    make_here(recipe, "sentences")
+    made = make_plan(recipe).nodes["sentences"].manifest.versions
+    assert made["sentencex"] == metadata.version("sentencex")
+
+
 def test_an_encoders_tests_are_divided_among_processes_by_their_files(stale, tiny_recipe, tmp_path):
     """Each sentence is embedded in one process; and the same artifacts come of it."""
     recipe = tiny_recipe()
