@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from pipeline.plan.graph import Node, rows_root
@@ -162,9 +162,11 @@ class _Making:
                 say(f"made by another run -> {made}", important=True)
             else:
                 held[name] = lease
+        generation = cache(plan.store.generation)  # nodes of a batch mostly read the same
         return [
             replace(
                 work,
+                generations={own: generation(one) for own, one in work.inputs.items()},
                 attempt=held[name].holder.id,
                 stale_seconds=self._leases.stale_seconds,
                 started=time.time(),

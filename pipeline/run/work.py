@@ -47,7 +47,8 @@ SHARDS_IN_SEGMENT, FEWEST_IN_SEGMENT = 1000, 100
 class NodeWork:
     """A node on its way.
 
-    inputs: folders of the artifacts it reads, by what its stage calls them.
+    inputs: folders of the artifacts it reads, by what its stage calls them. generations: what these
+        were when it began (`ArtifactStore.generation`), which all its processes read.
     tell: takes progress. stopping: whether the run is to end.
     secrets: values of the environment variables that its stage names.
     pools: where stages run (pipeline/run/placement.py).
@@ -63,6 +64,7 @@ class NodeWork:
     storage: str
     folder: str
     inputs: dict[str, str]
+    generations: Mapping[str, str] = field(default_factory=dict)
     started: float = field(default_factory=time.time)
     tell: Say = silent
     stopping: Callable[[], bool] = never
@@ -111,7 +113,8 @@ class NodeWork:
         return list(self.inputs)
 
     def input(self, name: str) -> Artifact:
-        return self.store.open(self.inputs[name], self.node.inputs.get(name))
+        generation = self.generations.get(name, "")
+        return self.store.open(self.inputs[name], self.node.inputs.get(name), generation)
 
     def secret(self, variable: str) -> str:
         return self.secrets[variable]

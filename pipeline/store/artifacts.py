@@ -7,11 +7,13 @@
         files/<digest>/model/...            whole-folder outputs, named by content
         manifest.json                       written last: without it there is no artifact
         again.json                          it is being made again (`--force`)
+    manifest-d05f13b2.json              of before it was made again
 
 The shard records are the ledger of unfinished work. Names by content make two runs that compute
 the same artifact at once harmless: neither overwrites what the other's manifest points to. So with
 one that is made again (`--force`): until its new manifest replaces the old one, nothing changes for
-those who read it; what only the old one named is left to `sentray gc`.
+those who read it. The old manifest stays beside the new one for nodes that have begun with it, and
+what only it named is left to `sentray gc`.
 
 Eight digits are few enough to be read, and two artifacts of a kind have the same ones once in four
 billion pairs. Manifests have all 64, and a plan refuses another artifact's; records of unfinished
@@ -291,6 +293,9 @@ class ArtifactStore:
         _check_whole(folder, manifest.shards, rows)
         if damage := self.damage(folder, manifest, names):
             raise _not_whole(folder, damage)
+        if MANIFEST in names:
+            old = self.root.read_now(f"{folder}/{MANIFEST}")
+            self.root.write(_former(folder, _generation(read_manifest(old))), old)
         text = json.dumps(asdict(manifest))
         self.root.write(f"{folder}/{MANIFEST}", text.encode())
         self.root.delete(f"{folder}/{AGAIN}")
@@ -307,20 +312,49 @@ class ArtifactStore:
         self.root.write(probe, b"")
         self.root.delete(probe)
 
-    def open(self, folder: str, node: str | None = None) -> Artifact:
+    def open(self, folder: str, node: str | None = None, generation: str = "") -> Artifact:
         """A published artifact for reading; asserts that it is published.
 
         Args:
             node: what the recipe at hand calls it, for messages.
+            generation: as it was then, where it may have been made again since; "" as it is.
+
+        Raises:
+            UserError: that generation is gone.
         """
         found = self.find(folder)
         assert found is not None, f"{folder} is not published"
-        return Artifact(self.root, *found, node)
+        folder, manifest = found
+        if generation not in ("", _generation(manifest)):
+            name = _former(folder, generation)
+            if not self.root.exists(name):
+                raise UserError(
+                    f"artifact {folder} was made again (--force) while it was read, and what it "
+                    "was before is gone; run again to read the new one"
+                )
+            with understood(self.root.shown(name)):
+                manifest = read_manifest(self.root.read(name))
+        return Artifact(self.root, folder, manifest, node)
+
+    def generation(self, folder: str) -> str:
+        """Of a published artifact's content as it is now."""
+        manifest = self.manifest(folder)
+        assert manifest is not None, f"{folder} is not published"
+        return _generation(manifest)
 
 
 def _paths(manifest: Manifest) -> list[str]:
     """Of all files that a manifest names."""
     return manifest.shards.paths + [file.path for file in manifest.files.values()]
+
+
+def _generation(manifest: Manifest) -> str:
+    """Names its content: one that was made again and came out the same is the same generation."""
+    return hashlib.sha256("\n".join(sorted(_paths(manifest))).encode()).hexdigest()[:8]
+
+
+def _former(folder: str, generation: str) -> str:
+    return f"{folder}/manifest-{generation}.json"
 
 
 def _gone(paths: Sequence[str], names: set[str]) -> list[str]:
