@@ -1,7 +1,8 @@
 """The replay cache: every answer of an endpoint, kept as it arrives, found again by its request.
 
     FOLDER/<random>.jsonl             local: one line an answer, written before the answer is used
-    FOLDER/<random>-000012.jsonl      object store: whole segments, at most a second of answers each
+    FOLDER/<random>-000012.jsonl      object store: whole segments, at most a second of answers
+                                      each; until then they are on this machine's disk (spool.py)
 
 The key is a digest of the request's body. Where it was sent and with which key is no part of it:
 the model's name says what answers. Whoever opens the journal reads all files, other recipes' too.
@@ -29,6 +30,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import IO, Any, Generic, Protocol, TypeVar
 
+from stages.endpoint.spool import Spool
+from stages.errors import StorageError
 from stages.files import Root, storage_error, storage_errors
 
 SECONDS_IN_SEGMENT = 1.0
@@ -92,6 +95,10 @@ class Journal(Generic[A]):
         self._longest = 0  # bytes of what was added at once
         self._segment, self._num_segments, self._segment_since = bytearray(), 0, 0.0
         self._segments_read: dict[str, bytes] = {}
+        self._spool = Spool(root, folder)
+        if not root.is_local:
+            for name, content in self._spool.left():
+                root.write(f"{folder}/{name}", content)
         names = [name for name in root.list(folder) if name.endswith(".jsonl")]
         if root.is_local:
             for name in names:
@@ -183,6 +190,7 @@ class Journal(Generic[A]):
             self._segment_since = self._segment_since if self._segment else time.monotonic()
             offset = len(self._segment)
             self._segment += lines
+            self._spool.add(self._segment_name, lines, self._segment)
             return self._segment_name, offset, None
         if self._file is None:
             self.ready()
@@ -242,7 +250,12 @@ class Journal(Generic[A]):
     def flush(self, older_than: float = 0.0) -> None:
         """Writes what is held for an object store, if it has been held that many seconds."""
         if self._segment and time.monotonic() - self._segment_since >= older_than:
-            self._root.write(f"{self._folder}/{self._segment_name}", bytes(self._segment))
+            try:
+                self._root.write(f"{self._folder}/{self._segment_name}", bytes(self._segment))
+            except StorageError:
+                self._spool.let_go()
+                raise
+            self._spool.stored()
             self._segment.clear()
             self._num_segments += 1
 

@@ -252,17 +252,13 @@ class Arena:
         for server in self.endpoints:
             server.answered.clear()
 
-    def quiesce(self, storage: Storage) -> int:
-        """Endpoints give no more answers; waits until those that were given are written down.
-
-        Returns:
-            how many are not, after a while.
-        """
+    def quiesce(self, storage: Storage) -> None:
+        """Endpoints give no more answers; waits until those that were given are written down, or
+        for a while."""
         self.may_answer.clear()
         end = time.monotonic() + 5.0
-        while (lost := self.paid() - storage.answers()) and time.monotonic() < end:
+        while self.paid() > storage.answers() and time.monotonic() < end:
             time.sleep(0.05)
-        return lost
 
     def resume(self) -> None:
         """Once whoever was killed is gone, endpoints answer again."""

@@ -141,16 +141,11 @@ class Play:
         """
         storage, lost = self._storage, 0
         if self._draws.random() < 0.5:
-            unwritten = self._arena.quiesce(storage)
-            if isinstance(storage, Bucket) and storage.is_failing:
-                lost += unwritten
+            self._arena.quiesce(storage)
             if not all_of_it:
                 lost += self._arena.under_way()
         else:
             lost += UNDER_WAY
-            if isinstance(storage, Bucket):  # it gets what came within a second at once
-                unwritten = self._arena.paid() - storage.answers()
-                lost += max(0, unwritten - self.outcome.may_lose)
         struck = kill() is not False
         self.outcome.may_lose += lost * struck
         if not all_of_it:

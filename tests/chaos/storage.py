@@ -160,7 +160,6 @@ class Bucket(Storage):
         self._number = 0
         self._paths: list[str] = []
         self.num_failed = 0  # requests, by the last fault
-        self._failing_until = 0.0
         self.uri = ""
 
     @property
@@ -177,13 +176,12 @@ class Bucket(Storage):
         self.heal()
 
     def heal(self) -> None:
-        self._failing_until = 0.0
         self._proxy.fault = self._counted(lambda method, path: None)
 
     def stumble(self, seconds: float, share: float, seed: int) -> None:
         """For some seconds that share of all requests fails, in one way or another."""
         draws, end = random.Random(seed), time.monotonic() + seconds
-        self.num_failed, self._failing_until = 0, end
+        self.num_failed = 0
         kinds: list[Fault] = ["slow_down", "error", "drop", "cut", "slow"]
 
         def fault(method: str, path: str) -> Fault | None:
@@ -193,10 +191,6 @@ class Bucket(Storage):
             return draws.choice(kinds)
 
         self._proxy.fault = self._counted(fault)
-
-    @property
-    def is_failing(self) -> bool:
-        return time.monotonic() < self._failing_until
 
     def _counted(self, fault):  # type: ignore[no-untyped-def]
         def decide(number: int, method: str, path: str) -> Fault | None:

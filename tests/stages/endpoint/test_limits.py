@@ -3,6 +3,8 @@
 import errno
 import io
 import os
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from stages.endpoint.journal import BYTES_RESERVED, Journal, Spent, request_key
 from stages.endpoint.limits import Limits, Pacer
-from stages.errors import UserError
+from stages.errors import StorageSilent, UserError
 from stages.files import Root
 from stages.rewrite.chat import Answer
 from tests.support.chat_client import settings_of
@@ -200,3 +202,66 @@ def test_answers_for_an_object_store_are_found_before_and_after_they_are_written
     monkeypatch.setattr("stages.endpoint.journal.SEGMENTS_KEPT", 1)
     assert [again.get(keys[number]) for number in (0, 3, 0, 3)] == [answers[0], answers[3]] * 2
     assert again.spent() == Spent(4, 6, 4)
+
+
+@pytest.fixture
+def remote(tmp_path, monkeypatch):
+    """A root that is written as an object store is, and the folder of what it has not got yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    root = Root(str(tmp_path / "store"))
+    root.is_local = False
+    (tmp_path / "store/answers").mkdir(parents=True)
+    return root, tmp_path / "cache/sentray/answers"
+
+
+SCRIPT = """
+import sys
+from stages.endpoint.journal import Journal, Spent, request_key
+from stages.files import Root
+from stages.rewrite.chat import Answer
+root = Root(sys.argv[1])
+root.is_local = False
+journal = Journal(root, "answers", "me", Answer)
+journal.add([(request_key({"n": 0}), Answer("zero", "stop", 1, 1))])
+journal.flush()
+journal.add([(request_key({"n": 1}), Answer("one", "stop", 1, 1))])
+journal.charge(Spent(1, 5, 7))
+print("written", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_answers_that_a_killed_process_had_not_stored_are_stored_by_the_next(remote):
+    root, spooled = remote
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, root.uri],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as other:  # fmt: skip
+        assert other.stdout.readline() == "written\n"
+        journal = Journal(root, "answers", "me", Answer)
+        assert journal.spent() == Spent(1, 1, 1)  # whoever lives stores its own
+        other.kill()
+        other.wait()
+    for _ in range(2):
+        journal = Journal(root, "answers", "me", Answer)
+        assert journal.get(request_key({"n": 1})).text == "one"
+        assert journal.spent() == Spent(3, 7, 9, unanswered=1)
+        assert not [*spooled.glob("*/*")]
+
+
+def test_a_journal_whose_store_is_silent_leaves_its_answers_to_the_next(remote, monkeypatch):
+    root, spooled = remote
+    journal = Journal(root, "answers", "me", Answer)
+    answers = [(request_key({"n": n}), Answer(str(n), "stop", n, 1)) for n in range(2)]
+    with monkeypatch.context() as silent:
+        silent.setattr(root, "write", lambda *_: (_ for _ in ()).throw(StorageSilent("silent")))
+        for one in answers:  # the first segment gets longer
+            journal.add([one])
+            with pytest.raises(StorageSilent):
+                journal.flush()
+    other = Journal(root, "answers", "me", Answer)
+    assert [other.get(key) for key, _ in answers] == [answer for _, answer in answers]
+    journal.flush()
+    again = Journal(root, "answers", "me", Answer)
+    assert again.spent() == other.spent() == Spent(2, 1, 2)
+    assert not [*spooled.glob("*/*")]
