@@ -62,12 +62,17 @@ class Spool:
             self._path.unlink(missing_ok=True)
 
     def left(self) -> Iterator[tuple[str, bytes]]:
-        """Segments of processes that died, by name; each is removed once it is taken."""
+        """Segments of processes that died, by name; each is removed once it is taken.
+
+        Raises:
+            StorageError: one cannot be read.
+        """
         for path in sorted(self._folder.glob("[!.]*")):
-            with suppress(FileNotFoundError), FileIO(path) as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:  # whoever writes it lives
-                    continue
-                yield path.name, file.readall()
-                path.unlink(missing_ok=True)
+            with storage_errors(str(self._folder)), suppress(FileNotFoundError):
+                with FileIO(path, "r+") as file:  # NFS locks only what can be written
+                    try:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except BlockingIOError:  # whoever writes it lives
+                        continue
+                    yield path.name, file.readall()
+                    path.unlink(missing_ok=True)
