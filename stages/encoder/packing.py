@@ -24,15 +24,50 @@ SAMPLE = ("a sentence", "another one, of other length", "more")
 
 @dataclass(frozen=True)
 class Part:
-    """Sentences (b of them, of at most L tokens) whose attention is computed together.
+    """Sentences (b of them, of at most L tokens, N in all) whose attention is computed together.
 
     Attributes:
-        places_bL: of each token in the packed row; anywhere in it where there is none.
-        is_token_bL: bool.
+        places_bL: of each token among their N in the packed row; anywhere where there is none.
+        is_token_bL: bool. where_N: of the places b L, those that have a token.
     """
 
     places_bL: Tensor
     is_token_bL: Tensor
+    where_N: Tensor
+
+
+class _Padded(torch.autograd.Function):
+    """Rows (N, ...) to (b, L, ...), with any of them where there is no token; `_Rows` reverses it.
+
+    The gradient of an index adds up, one after the other, though no row is taken twice: that of
+    these two takes rows, too. Nothing may depend on what is not there.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_N: Tensor, part: Part) -> Tensor:
+        ctx.part = part
+        return x_N.index_select(0, part.places_bL.flatten()).unflatten(0, part.places_bL.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad_bL: Tensor) -> tuple[Tensor, None]:
+        return grad_bL.flatten(0, 1).index_select(0, ctx.part.where_N), None
+
+
+class _Rows(torch.autograd.Function):
+    """(b, L, ...) to the rows (N, ...) of tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, x_bL: Tensor, part: Part) -> Tensor:
+        ctx.part = part
+        return x_bL.flatten(0, 1).index_select(0, part.where_N)
+
+    @staticmethod
+    def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor, None]:
+        part = ctx.part
+        grad_bL = grad_N.index_select(0, part.places_bL.flatten())
+        grad_bL = grad_bL.unflatten(0, part.places_bL.shape)
+        grad_bL[~part.is_token_bL] = 0.0
+        return grad_bL, None
 
 
 class PackedAttention(TorchFunctionMode):
@@ -49,16 +84,20 @@ class PackedAttention(TorchFunctionMode):
         if len(args) != 3 or options.pop("attn_mask", None) is not None or options.get("is_causal"):
             raise RuntimeError("attention over a packed row that leaves more out than other rows")
 
-        def attended(part: Part) -> Tensor:
+        def attended(part: Part, x_Nhd: Tensor) -> Tensor:
             whole = bool(part.is_token_bL.all())  # without a mask attention has its fastest kernel
             options["attn_mask"] = None if whole else part.is_token_bL[:, None, None, :]
-            inputs = [x[part.places_bL].transpose(1, 2) for x in rows]
-            states_bLhd: Tensor = func(*inputs, **options).transpose(1, 2)
-            return states_bLhd[part.is_token_bL]
+            x_bhLd = _Padded.apply(x_Nhd, part).transpose(1, 2)
+            states_bhLd = func(*x_bhLd.split([x.shape[1] for x in args], dim=1), **options)
+            states_Nhd: Tensor = _Rows.apply(states_bhLd.transpose(1, 2), part)
+            return states_Nhd
 
-        rows = [x[0].transpose(0, 1) for x in args]  # query, key, value: (T, heads, width)
-        found_Nhd = torch.cat([attended(part) for part in self._parts])
-        spare = len(rows[0]) - len(found_Nhd)
+        # query, key and value beside each other, so that they are taken together
+        rows_Thd = torch.cat([x[0].transpose(0, 1) for x in args], dim=1)
+        lengths = [len(part.where_N) for part in self._parts]
+        spare = len(rows_Thd) - sum(lengths)
+        *rows, _ = rows_Thd.split([*lengths, spare])
+        found_Nhd = torch.cat([attended(*one) for one in zip(self._parts, rows, strict=True)])
         return F.pad(found_Nhd, (0, 0, 0, 0, 0, spare)).transpose(0, 1)[None]
 
 
@@ -78,16 +117,16 @@ def packed_states(
     """
     is_token_BL, num_tokens = mask_BL.bool(), int(mask_BL.sum())
     counted_L = torch.arange(mask_BL.shape[1], device=mask_BL.device)
-    parts, rows_N, positions_N, start = [], [], [], 0
+    parts, rows_N, positions_N = [], [], []
     for rows in groups:
         lengths = mask_BL[rows].sum(1)
         longest = int(lengths.max())
         is_token, positions = is_token_BL[rows, :longest], counted_L[:longest]
-        places = (start + lengths.cumsum(0) - lengths)[:, None] + positions
-        parts.append(Part(places.clamp(max=num_tokens - 1), is_token))
+        places = (lengths.cumsum(0) - lengths)[:, None] + positions
+        where_N = is_token.flatten().nonzero().flatten()
+        parts.append(Part(places.clamp(max=len(where_N) - 1), is_token, where_N))
         rows_N.append(rows.repeat_interleave(lengths))
         positions_N.append(positions.expand_as(is_token)[is_token])
-        start += len(rows_N[-1])
     where = (torch.cat(rows_N), torch.cat(positions_N))
     spare = (0, packed_length(num_tokens) - num_tokens)
     ids_1T, positions_1T = (F.pad(x, spare)[None] for x in (ids_BL[where], where[1]))
