@@ -19,7 +19,7 @@ from stages.files import Root, masked_uri
 
 
 def cache_folder() -> Path:
-    """Where digests and copies of remote files are kept."""
+    """Where digests, copies of remote files, and what is on its way to a store are kept."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "sentray"
 

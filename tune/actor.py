@@ -20,6 +20,7 @@ from pipeline.plan.graph import build_graph
 from pipeline.recipe.read import read_recipe
 from pipeline.run.board import stop_of
 from pipeline.run.placement import use_assigned_cores
+from pipeline.run.work import begun
 from stages.errors import Stopped, StorageError, UserError
 from stages.files import Root
 from stages.train.stage import Train
@@ -91,7 +92,7 @@ class TrialActor(Trainable):
         raise RuntimeError("the training ended without its last row of metrics")
 
     def _open(self) -> Iterator[dict[str, Any]]:
-        work = replace(self._assignment.work, stopping=self._stopping)
+        (work,) = begun([replace(self._assignment.work, stopping=self._stopping)])
         member, stage = self._assignment.member, work.node.stage
         if member is not None:
             changes = self._values | {"train.seed": self._assignment.seed}

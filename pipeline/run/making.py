@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 from pipeline.plan.graph import Node, rows_root
@@ -20,7 +20,7 @@ from pipeline.run.pools import PoolSettings
 from pipeline.run.progress import Progress
 from pipeline.run.scheduler import run_ready
 from pipeline.run.stopping import asked_by_signals
-from pipeline.run.work import NodeWork, works_of
+from pipeline.run.work import NodeWork, begun, works_of
 from pipeline.store.copies import used_meanwhile
 from pipeline.store.leases import Lease, Leases, run_lease
 from stages.builtin import BUILTIN
@@ -162,18 +162,15 @@ class _Making:
                 say(f"made by another run -> {made}", important=True)
             else:
                 held[name] = lease
-        generation = cache(plan.store.generation)  # nodes of a batch mostly read the same
         return [
             replace(
                 work,
-                generations={own: generation(one) for own, one in work.inputs.items()},
-                attempt=held[name].holder.id,
+                attempt=held[work.name].holder.id,
                 stale_seconds=self._leases.stale_seconds,
                 started=time.time(),
-                at_start=self._places.get(name),
+                at_start=self._places.get(work.name),
             )
-            for name, work in works.items()
-            if name in held
+            for work in begun([works[name] for name in works if name in held])
         ]
 
     def _is_made(self, work: NodeWork) -> bool:
@@ -191,7 +188,7 @@ class _Making:
                 work.root.delete(work.scratch)
                 work.begin_again()
                 self._again.discard(work.name)  # whoever tries again goes on with it
-            work.claim()
+            work.claim(progress.of(work.name))
         try:
             with used_meanwhile():
                 make_nodes(works, self._board, progress.of)

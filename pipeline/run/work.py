@@ -4,9 +4,11 @@ This is the `Work` that stages are handed (stages/contract.py). It is small and 
 travels to the process that does the work.
 """
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -48,7 +50,7 @@ class NodeWork:
     """A node on its way.
 
     inputs: folders of the artifacts it reads, by what its stage calls them. generations: what these
-        were when it began (`ArtifactStore.generation`), which all its processes read.
+        were when it began (see `begun`).
     tell: takes progress. stopping: whether the run is to end.
     secrets: values of the environment variables that its stage names.
     pools: where stages run (pipeline/run/placement.py).
@@ -223,24 +225,38 @@ class NodeWork:
         self.noted.clear()
         self.store.begin_again(self.folder)
 
-    def claim(self) -> None:
-        """Notes whose unfinished work this is: names of folders have eight of 64 digits.
+    def claim(self, say: Say) -> None:
+        """Notes whose unfinished work this is (names of folders have eight of 64 digits), and of
+        which generations of its inputs.
+
+        Rows of two generations do not go together, so with another one a row-wise node begins
+        again. A training goes on, and says so.
 
         Raises:
             UserError: it is of another fingerprint.
         """
-        if not (self.node.stage.row_wise or self.node.stage.resources().workers):
+        row_wise = self.node.stage.row_wise
+        if not (row_wise or self.node.stage.resources().workers):
             return  # it leaves nothing unfinished that another could take for its own
         file, mine = f"{self.scratch}/fingerprint", self.node.fingerprint
-        found = self.root.read(file).decode() if self.root.exists(file) else None
-        if found not in (None, mine):
+        whole = self.root.read(file).decode() if self.root.exists(file) else ""
+        found, _, of = whole.partition("\n")
+        if found not in ("", mine):
             raise UserError(
                 f"{self.name}: {self.root.shown(self.folder)} has unfinished work of another "
                 f"fingerprint with the same first digits ({found}); finish that first, or choose "
                 "another `storage` for one of the two"
             )
-        if found is None:
-            self.root.write(file, mine.encode())
+        now = json.dumps(dict(self.generations), sort_keys=True)
+        if of not in ("", now):
+            again = "what it reads was made again since it was begun, and differs"
+            if row_wise:
+                say(f"{again}: begins again", important=True)
+                self.begin_again()
+            else:
+                say(f"WARNING: {again}: goes on from its checkpoint with that", important=True)
+        if of != now:
+            self.root.write(file, f"{mine}\n{now}".encode())
 
     def clear_dead(self) -> None:
         """Removes what attempts that died have left half-written; for whoever holds the lease,
@@ -273,3 +289,20 @@ def works_of(
         )
         for node in nodes
     }
+
+
+def begun(works: Sequence[NodeWork]) -> list[NodeWork]:
+    """Works that read their inputs as they are now, in all their processes, also those that come
+    late and find that something has been made again (`--force`)."""
+
+    @cache  # works that are begun together mostly read the same
+    def current(storage: str, folder: str) -> tuple[str, str]:
+        return ArtifactStore(storage).current(folder)
+
+    found = []
+    for work in works:
+        now = {name: current(work.storage, folder) for name, folder in work.inputs.items()}
+        folders = {name: folder for name, (folder, _) in now.items()}
+        generations = {name: generation for name, (_, generation) in now.items()}
+        found.append(replace(work, inputs=folders, generations=generations))
+    return found

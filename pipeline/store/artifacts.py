@@ -6,8 +6,8 @@
         shards/ledger-5c0e9a71.jsonl        many of them together, to be read at once
         files/<digest>/model/...            whole-folder outputs, named by content
         manifest.json                       written last: without it there is no artifact
-        again.json                          it is being made again (`--force`)
-    manifest-d05f13b2.json              of before it was made again
+            again.json                          it is being made again (`--force`)
+        manifest-d05f13b2.json              of before it was made again
 
 The shard records are the ledger of unfinished work. Names by content make two runs that compute
 the same artifact at once harmless: neither overwrites what the other's manifest points to. So with
@@ -88,8 +88,8 @@ class ArtifactStore:
                     return f"{kind}/{other}", manifest
         return None
 
-    def _read(self, folder: str) -> Manifest | None:
-        name = f"{folder}/{MANIFEST}"
+    def _read(self, folder: str, manifest: str = MANIFEST) -> Manifest | None:
+        name = f"{folder}/{manifest}"
         try:
             data = self.root.read_now(name)
         except FileNotFoundError:
@@ -294,10 +294,10 @@ class ArtifactStore:
         if damage := self.damage(folder, manifest, names):
             raise _not_whole(folder, damage)
         if MANIFEST in names:
-            old = self.root.read_now(f"{folder}/{MANIFEST}")
-            self.root.write(_former(folder, _generation(read_manifest(old))), old)
-        text = json.dumps(asdict(manifest))
-        self.root.write(f"{folder}/{MANIFEST}", text.encode())
+            old = self._read(folder)
+            if old is not None and _generation(old) != _generation(manifest):
+                self.root.write(f"{folder}/{_former(_generation(old))}", _encoded(old))
+        self.root.write(f"{folder}/{MANIFEST}", _encoded(manifest))
         self.root.delete(f"{folder}/{AGAIN}")
 
     def remove(self, folder: str) -> None:
@@ -326,21 +326,20 @@ class ArtifactStore:
         assert found is not None, f"{folder} is not published"
         folder, manifest = found
         if generation not in ("", _generation(manifest)):
-            name = _former(folder, generation)
-            if not self.root.exists(name):
+            former = self._read(folder, _former(generation))
+            if former is None:
                 raise UserError(
                     f"artifact {folder} was made again (--force) while it was read, and what it "
                     "was before is gone; run again to read the new one"
                 )
-            with understood(self.root.shown(name)):
-                manifest = read_manifest(self.root.read(name))
+            manifest = former
         return Artifact(self.root, folder, manifest, node)
 
-    def generation(self, folder: str) -> str:
-        """Of a published artifact's content as it is now."""
-        manifest = self.manifest(folder)
-        assert manifest is not None, f"{folder} is not published"
-        return _generation(manifest)
+    def current(self, folder: str) -> tuple[str, str]:
+        """Folder and generation of a published artifact as it is now."""
+        found = self.find(folder)
+        assert found is not None, f"{folder} is not published"
+        return found[0], _generation(found[1])
 
 
 def _paths(manifest: Manifest) -> list[str]:
@@ -349,12 +348,17 @@ def _paths(manifest: Manifest) -> list[str]:
 
 
 def _generation(manifest: Manifest) -> str:
-    """Names its content: one that was made again and came out the same is the same generation."""
+    """Names what its files hold, not when and with which `stats` they were made: one that was made
+    again and came out the same is the same generation."""
     return hashlib.sha256("\n".join(sorted(_paths(manifest))).encode()).hexdigest()[:8]
 
 
-def _former(folder: str, generation: str) -> str:
-    return f"{folder}/manifest-{generation}.json"
+def _encoded(manifest: Manifest) -> bytes:
+    return json.dumps(asdict(manifest)).encode()
+
+
+def _former(generation: str) -> str:
+    return f"manifest-{generation}.json"
 
 
 def _gone(paths: Sequence[str], names: set[str]) -> list[str]:

@@ -231,11 +231,15 @@ def new_manifest(
 def versions_here(*more: str) -> dict[str, str]:
     """Of the packages that decide what is computed, as this process has them.
 
+    Args:
+        more: left out where they are not installed, or under another name (onnxruntime-gpu).
+
     Raises:
         UserError: one is not installed, as in a folder of sources that was only copied.
     """
+    others = {name: found for name in more if (found := version_here(name))}
     try:
-        return {name: version(name) for name in (*PACKAGES, *more)}
+        return {name: version(name) for name in PACKAGES} | others
     except PackageNotFoundError as error:
         raise UserError(
             f"{error.name} is not installed in {sys.prefix}: install Sentray there, by "

@@ -139,8 +139,8 @@ def packed_states(
 def can_pack(encoder: Encoder) -> bool:
     """Whether packed sentences have the states that they have alone: tried with three.
 
-    Not where a model takes no position ids, looks only back (decoders), or has windows, which see a
-    row's and not a sentence's ends once it is long.
+    Not where a model takes no position ids, looks only back (decoders), has windows, which see a
+    row's and not a sentence's ends once it is long, or has values of another width than its keys.
 
     Args:
         encoder: in evaluation mode.

@@ -182,7 +182,7 @@ class Client(ABC, Generic[R, A, Found]):
                         self._tell()
                     flushing.cancel()
             finally:
-                self._journal.flush()
+                self._journal.close()
         except Exception as error:
             errors = error.exceptions if isinstance(error, ExceptionGroup) else [error]
             self._fatal = next((one for one in errors if isinstance(one, UserError)), errors[0])

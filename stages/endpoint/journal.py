@@ -31,7 +31,6 @@ from dataclasses import dataclass
 from typing import IO, Any, Generic, Protocol, TypeVar
 
 from stages.endpoint.spool import Spool
-from stages.errors import StorageError
 from stages.files import Root, storage_error, storage_errors
 
 SECONDS_IN_SEGMENT = 1.0
@@ -97,8 +96,7 @@ class Journal(Generic[A]):
         self._segments_read: dict[str, bytes] = {}
         self._spool = Spool(root, folder)
         if not root.is_local:
-            for name, content in self._spool.left():
-                root.write(f"{folder}/{name}", content)
+            self._spool.take(lambda name, lines: root.write(f"{folder}/{name}", lines))
         names = [name for name in root.list(folder) if name.endswith(".jsonl")]
         if root.is_local:
             for name in names:
@@ -190,7 +188,8 @@ class Journal(Generic[A]):
             self._segment_since = self._segment_since if self._segment else time.monotonic()
             offset = len(self._segment)
             self._segment += lines
-            self._spool.add(self._segment_name, lines, self._segment)
+            self.ready()
+            self._spool.add(lines)
             return self._segment_name, offset, None
         if self._file is None:
             self.ready()
@@ -227,12 +226,13 @@ class Journal(Generic[A]):
         return json.dumps(row).encode() + b"\n"
 
     def ready(self, under_way: int = 1) -> None:
-        """Before anything is paid for: makes the file, and holds room for so many answers.
+        """Before anything is paid for: makes the file, and locally holds room for so many answers.
 
         Raises:
             StorageError: it cannot be written, or there is no room.
         """
         if not self._root.is_local:
+            self._spool.begin(self._segment_name)
             return
         folder = self._root.path(self._folder)
         with storage_errors(self._root.uri):
@@ -250,14 +250,22 @@ class Journal(Generic[A]):
     def flush(self, older_than: float = 0.0) -> None:
         """Writes what is held for an object store, if it has been held that many seconds."""
         if self._segment and time.monotonic() - self._segment_since >= older_than:
-            try:
-                self._root.write(f"{self._folder}/{self._segment_name}", bytes(self._segment))
-            except StorageError:
-                self._spool.let_go()
-                raise
+            self._root.write(f"{self._folder}/{self._segment_name}", bytes(self._segment))
             self._spool.stored()
             self._segment.clear()
             self._num_segments += 1
+
+    def close(self) -> None:
+        """Once nothing is added any more. What an object store does not take is left to the next
+        journal on this machine.
+
+        Raises:
+            StorageError: the store does not take it.
+        """
+        try:
+            self.flush()
+        finally:
+            self._spool.let_go()
 
     @property
     def _segment_name(self) -> str:

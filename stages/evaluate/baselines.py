@@ -83,7 +83,7 @@ class WordsSource:
 
     @property
     def packages(self) -> tuple[str, ...]:
-        return ("scikit-learn",) if self.settings.bm25 else ()
+        return ("scikit-learn", "scipy") if self.settings.bm25 else ()
 
     def check(self, max_length: int) -> None:
         """The file was read for its identity."""

@@ -18,7 +18,7 @@ class ClusteringTest(LabelledTest):
     """V-measure of mini-batch k-means with as many clusters as there are labels."""
 
     what: ClassVar[str] = "clustering set"
-    packages = ("scikit-learn",)
+    packages = ("scikit-learn", "scipy")
 
     num_seeds: int = Field(5, ge=1, description="Runs of k-means, whose mean and range is shown.")
 

@@ -84,7 +84,9 @@ class Evaluate(Stage):
 
     @property
     def packages(self) -> tuple[str, ...]:
-        return (*self.encoder.packages, *self.test.packages)
+        encoders = [self.encoder, *([self.documents] if self.documents else [])]
+        found = [package for one in encoders for package in one.packages]
+        return (*found, *self.test.packages, *(["scipy"] if self.corpus else []))
 
     def resources(self) -> Resources:
         return Resources(gpu=True)

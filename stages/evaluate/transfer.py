@@ -42,7 +42,7 @@ class TransferTest(LabelledTest):
     """
 
     what: ClassVar[str] = "transfer task"
-    packages = ("scikit-learn",)
+    packages = ("scikit-learn", "scipy")
 
     path: InputPath | None = Field(
         None,

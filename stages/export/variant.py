@@ -67,7 +67,11 @@ class Variant(Stage):
     @property
     def packages(self) -> tuple[str, ...]:
         _, modules = NEEDS.get(self.variant, ("", ()))
-        return ("sentence-transformers", *modules)
+        return (
+            "sentence-transformers",
+            *modules,
+            *(p for test in self.tests for p in test.packages),
+        )
 
     def resources(self) -> Resources:
         return Resources(alone=True)

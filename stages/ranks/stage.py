@@ -46,6 +46,10 @@ class Corpus(Stage):
             found["evaluate.max_length"] = self.student.settings.max_length
         return found
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        return ("scipy",)
+
     def resources(self) -> Resources:
         return Resources(gpu=self.student is not None)
 

@@ -202,6 +202,10 @@ class VllmRewrites(ChatRewrites):
 
     reads_commits = False
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        return (*super().packages, "vllm")
+
     def resources(self) -> Resources:
         return Resources(in_driver=True, exclusive=f"chat {self.rewriting.model}")
 

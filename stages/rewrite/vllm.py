@@ -62,18 +62,20 @@ def rewritten_offline(
 
     items = [{"shard": shard, "places": places} for shard, places in missing.items()]
     rows_sent = ray.data.from_items(items, override_num_blocks=len(items)).flat_map(prompts)
-    for row in processor(settings)(rows_sent).iter_rows():
-        ref = int(row["shard"]), int(row["place"])
-        if error := row.get("__inference_error__"):
-            yield ref, Outcome("", reason=f"failed: {' '.join(str(error).split())[:200]}")
-            continue
-        answer = Answer(
-            str(row["generated_text"] or ""), "", int(row.get("num_input_tokens") or 0),
-            int(row.get("num_generated_tokens") or 0),
-        )  # fmt: skip
-        journal.add([(key_of(row["sentence"]), answer)])
-        yield ref, read_answer(settings, answer)
-    journal.flush()
+    try:
+        for row in processor(settings)(rows_sent).iter_rows():
+            ref = int(row["shard"]), int(row["place"])
+            if error := row.get("__inference_error__"):
+                yield ref, Outcome("", reason=f"failed: {' '.join(str(error).split())[:200]}")
+                continue
+            answer = Answer(
+                str(row["generated_text"] or ""), "", int(row.get("num_input_tokens") or 0),
+                int(row.get("num_generated_tokens") or 0),
+            )  # fmt: skip
+            journal.add([(key_of(row["sentence"]), answer)])
+            yield ref, read_answer(settings, answer)
+    finally:
+        journal.close()
 
 
 def processor(settings: Rewriting) -> Callable[[Any], Any]:

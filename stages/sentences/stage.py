@@ -29,11 +29,10 @@ class Sentences(Stage):
 
     @property
     def packages(self) -> tuple[str, ...]:
-        used = {
-            "datasets": self.settings.dataset is not None,
-            "sentencex": self.settings.split_sentences,
-        }
-        return tuple(name for name, is_used in used.items() if is_used)
+        settings = self.settings
+        cuts = settings.split_sentences or settings.source == "python-docs"
+        reads_hub = settings.dataset is not None
+        return (*(["datasets"] if reads_hub else []), *(["sentencex"] if cuts else []))
 
     def check(self) -> None:
         if self.settings.dataset is not None:

@@ -13,7 +13,7 @@ from pipeline.plan.graph import build_graph
 from pipeline.plan.plan import make_plan, plan_text
 from pipeline.recipe.read import load_recipe
 from pipeline.run.runner import check_undamaged, choose, record_start
-from pipeline.run.work import works_of
+from pipeline.run.work import begun, works_of
 from pipeline.store.artifacts import MANIFEST, ArtifactStore
 from pipeline.store.leases import Leases, run_lease
 from pipeline.store.manifest import Shards, new_manifest
@@ -122,14 +122,20 @@ def test_who_reads_what_is_made_again_reads_it_as_it_was(prepared):
         old.shard_paths("factors.npy")
 
 
+def published_inputs(store, work):
+    """The work, as if it read nothing that is not made here."""
+    there = {name: folder for name, folder in work.inputs.items() if store.manifest(folder)}
+    return replace(work, inputs=there)
+
+
 def test_processes_of_a_node_read_one_generation_of_what_is_made_again_meanwhile(prepared):
     """Also those that open it later, as a worker that takes a lost one's place."""
     recipe, store, job = prepared
     embed = job("embed:t")
     put(store, embed, range(5))
     embed.publish({})
-    train = job("train")
-    begun = replace(train, generations={"embed:t": store.generation(embed.folder)})
+    train = published_inputs(store, job("train"))
+    (early,) = begun([train])
 
     def values(work):
         return [np.load(path)[0, 0] for path in work.input("embed:t").shard_paths("factors.npy")]
@@ -137,18 +143,48 @@ def test_processes_of_a_node_read_one_generation_of_what_is_made_again_meanwhile
     embed.begin_again()
     put(store, embed, range(5))
     embed.publish({})
-    assert values(begun) == [0, 1, 2, 3, 4]  # it came out the same
+    assert values(early) == [0, 1, 2, 3, 4]  # it came out the same
     embed.begin_again()
     put(store, embed, range(5), plus=10)
-    assert values(begun) == [0, 1, 2, 3, 4]
+    assert values(early) == [0, 1, 2, 3, 4]
     embed.publish({})
-    assert values(begun) == [0, 1, 2, 3, 4]
+    assert values(early) == [0, 1, 2, 3, 4]
     assert values(train) == [10, 11, 12, 13, 14]
     record_start(make_plan(recipe))
     clear(recipe.storage, [], delete=True)
     with pytest.raises(UserError, match="was made again .*run again to read the new one"):
-        begun.input("embed:t")
+        early.input("embed:t")
     assert values(train) == [10, 11, 12, 13, 14]
+
+
+def test_unfinished_rows_of_another_generation_are_made_again(prepared):
+    """A training goes on with it, and says so."""
+    _, store, job = prepared
+    embed, told = job("embed:t"), []
+    put(store, embed, range(5))
+    embed.publish({})
+    train, tokens = published_inputs(store, job("train")), job("tokens")
+
+    def claim(work):
+        begun([work])[0].claim(lambda text, important: told.append(text))
+
+    put(store, tokens, [0, 1])
+    for _ in range(2):  # as when it was killed
+        claim(train)
+        claim(tokens)
+    assert not told and len(tokens.missing_shards()) == 3
+    for work, node in ((train, "embed:t"), (tokens, "sentences")):
+        again = job(node)
+        rows = [(s.number, s.num_rows) for s in store.open(again.folder).manifest.shards]
+        again.begin_again()
+        for number, count in rows:
+            store.put_shard(again.folder, number, {"factors.npy": b"%d" % number}, count)
+        again.publish({}, rows=dict(rows))
+        claim(work)
+        claim(work)
+    warned, begins = told
+    assert "WARNING: what it reads was made again" in warned and "begins again" in begins
+    assert len(tokens.missing_shards()) == 5
 
 
 def test_whoever_is_killed_while_it_forgets_has_forgotten_nothing_by_halves(prepared, monkeypatch):

@@ -5,6 +5,8 @@ import io
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -246,7 +248,7 @@ def test_answers_that_a_killed_process_had_not_stored_are_stored_by_the_next(rem
         journal = Journal(root, "answers", "me", Answer)
         assert journal.get(request_key({"n": 1})).text == "one"
         assert journal.spent() == Spent(3, 7, 9, unanswered=1)
-        assert not [*spooled.glob("*/*")]
+        assert not [*spooled.glob("*/[!.]*")]
 
 
 def test_a_journal_whose_store_is_silent_leaves_its_answers_to_the_next(remote, monkeypatch):
@@ -255,13 +257,57 @@ def test_a_journal_whose_store_is_silent_leaves_its_answers_to_the_next(remote, 
     answers = [(request_key({"n": n}), Answer(str(n), "stop", n, 1)) for n in range(2)]
     with monkeypatch.context() as silent:
         silent.setattr(root, "write", lambda *_: (_ for _ in ()).throw(StorageSilent("silent")))
-        for one in answers:  # the first segment gets longer
+        for one in answers:
             journal.add([one])
             with pytest.raises(StorageSilent):
                 journal.flush()
-    other = Journal(root, "answers", "me", Answer)
-    assert [other.get(key) for key, _ in answers] == [answer for _, answer in answers]
-    journal.flush()
-    again = Journal(root, "answers", "me", Answer)
-    assert again.spent() == other.spent() == Spent(2, 1, 2)
-    assert not [*spooled.glob("*/*")]
+        with pytest.raises(StorageSilent):
+            journal.close()
+        with pytest.raises(StorageSilent):
+            Journal(root, "answers", "me", Answer)
+    for _ in range(2):
+        other = Journal(root, "answers", "me", Answer)
+        assert [other.get(key) for key, _ in answers] == [answer for _, answer in answers]
+        assert other.spent() == Spent(2, 1, 2)
+    assert not [*spooled.glob("*/[!.]*")]
+
+
+def test_what_another_journal_is_just_storing_is_waited_for(remote, monkeypatch):
+    """Else whose answers they are would ask for them again."""
+    root, _ = remote
+    with monkeypatch.context() as silent:
+        silent.setattr(root, "write", lambda *_: (_ for _ in ()).throw(StorageSilent("silent")))
+        journal = Journal(root, "answers", "me", Answer)
+        journal.add([(request_key({}), Answer("zero", "stop", 1, 1))])
+        with pytest.raises(StorageSilent):
+            journal.close()
+    storing, go_on, write = threading.Event(), threading.Event(), root.write
+    with monkeypatch.context() as slow, ThreadPoolExecutor(2) as pool:
+        slow.setattr(root, "write", lambda *given: (storing.set(), go_on.wait(), write(*given)))
+        first = pool.submit(Journal, root, "answers", "other", Answer)
+        storing.wait()
+        second = pool.submit(Journal, root, "answers", "me", Answer)
+        with pytest.raises(TimeoutError):
+            second.result(0.2)  # it waits
+        go_on.set()
+        assert first.result().get(request_key({})) == second.result().get(request_key({}))
+        assert second.result().spent() == Spent(1, 1, 1)
+
+
+def test_half_an_answer_for_an_object_store_does_not_spoil_the_next_one(remote):
+    root, _ = remote
+    journal = Journal(root, "answers", "me", Answer)
+    answers = [(request_key({"n": n}), Answer(str(n), "stop", n, 1)) for n in range(3)]
+    journal.add(answers[:1])
+    path = journal._spool._path
+    journal._spool._file.close()
+    journal._spool._file = SmallDisk(path, "ab")
+    journal._spool._file.room = 20
+    with pytest.raises(UserError, match="the disk is full"):
+        journal.add(answers[1:2])
+    journal._spool._file.room = 1000
+    journal.add(answers[2:])
+    assert len(path.read_bytes().splitlines()) == 2
+    journal.close()
+    again = Journal(root, "answers", "me", Answer)  # the segment had it, too
+    assert again.spent().requests == 3
