@@ -32,6 +32,7 @@ def actor_of(monkeypatch, search, rows, **settings):
     )
     monkeypatch.setattr("tune.actor.use_assigned_cores", lambda: None)
     monkeypatch.setattr("tune.actor.stop_of", lambda board: lambda: False)
+    monkeypatch.setattr("tune.actor.begun", lambda works: works)  # what they read is not made
     monkeypatch.setattr("stages.train.run.start_training", lambda *_, **__: training)
     actor = TrialActor.__new__(TrialActor)
     actor.setup({"assignment": assignment}, board=None)
