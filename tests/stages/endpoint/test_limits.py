@@ -287,9 +287,11 @@ def test_what_another_journal_is_just_storing_is_waited_for(remote, monkeypatch)
         first = pool.submit(Journal, root, "answers", "other", Answer)
         storing.wait()
         second = pool.submit(Journal, root, "answers", "me", Answer)
-        with pytest.raises(TimeoutError):
-            second.result(0.2)  # it waits
-        go_on.set()
+        try:
+            with pytest.raises(TimeoutError):
+                second.result(0.2)  # it waits
+        finally:
+            go_on.set()
         assert first.result().get(request_key({})) == second.result().get(request_key({}))
         assert second.result().spent() == Spent(1, 1, 1)
 
