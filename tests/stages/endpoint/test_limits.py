@@ -310,7 +310,8 @@ def test_half_an_answer_for_an_object_store_does_not_spoil_the_next_one(remote):
         journal.add(answers[1:2])
     journal._spool._file.room = 1000
     journal.add(answers[2:])
-    assert [json.loads(line)["answer"]["text"] for line in path.read_bytes().splitlines()] == [*"02"]
+    lines = [json.loads(line) for line in path.read_bytes().splitlines()]
+    assert [line["answer"]["text"] for line in lines] == ["0", "2"]
     journal.close()
     again = Journal(root, "answers", "me", Answer)  # the segment had it, too
     assert again.spent().requests == 3
