@@ -6,7 +6,7 @@
         shards/ledger-5c0e9a71.jsonl        many of them together, to be read at once
         files/<digest>/model/...            whole-folder outputs, named by content
         manifest.json                       written last: without it there is no artifact
-            again.json                          it is being made again (`--force`)
+        again.json                          it is being made again (`--force`)
         manifest-d05f13b2.json              of before it was made again
 
 The shard records are the ledger of unfinished work. Names by content make two runs that compute
