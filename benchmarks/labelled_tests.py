@@ -108,14 +108,13 @@ def wikiqa(folder: Path) -> dict[str, str]:
 def twin(test: TransferTest, encode: Timed) -> float:
     """Accuracy x 100 by SentEval's procedure."""
     splits: dict[str, Labelled] = test.load()
-    vectors = features(list(splits), splits, encode)
     parts = {
-        name: (torch.from_numpy(vectors[name]), torch.from_numpy(one.labels))
-        for name, one in splits.items()
+        name: (torch.from_numpy(vectors), torch.from_numpy(splits[name].labels))
+        for name, vectors in features(splits, encode).items()
     }
     if "train" not in parts:
-        return float(senteval.nested(*parts["test"], senteval.FULL))
-    return float(senteval.folds_then_test(*parts["train"], parts["test"], senteval.FULL))
+        return senteval.nested(*parts["test"], senteval.FULL).tested
+    return senteval.folds_then_test(*parts["train"], parts["test"], senteval.FULL).tested
 
 
 def _read(file: Path) -> Iterator[dict[str, str]]:

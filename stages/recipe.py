@@ -247,7 +247,7 @@ class Recipe(Extensible):
             instead = "" if objectives.needs_teacher else ", and no objective reads a teacher"
             raise ValueError(
                 "train.dev has nothing to choose the checkpoint on: name sets with labels under "
-                f"train.dev.sts, or hold sentences out (sentences.holdout is "
+                f"train.dev.sts or transfer, or hold sentences out (sentences.holdout is "
                 f"{self.sentences.holdout or 'null'}{instead})"
             )
         gate = self.export.gate if self.export else None
@@ -313,13 +313,13 @@ class Recipe(Extensible):
         asked, dev = self.sentences.holdout, self.train.dev
         if not self.train.objectives.needs_teacher:
             return 0
-        return 0 if asked is None and (dev is None or dev.sts) else asked
+        return 0 if asked is None and (dev is None or dev.sets) else asked
 
     @property
     def dev(self) -> DevSettings | None:
         """As `train.dev`; None where there is nothing to choose the checkpoint on."""
         dev = self.train.dev
-        return None if dev is None or not (dev.sts or self.holdout != 0) else dev
+        return None if dev is None or not (dev.sets or self.holdout != 0) else dev
 
     def unexpanded(self, value: Any) -> Any:
         """Identity as it is saved: strings that came from ${VARIABLES} as they were written."""

@@ -8,7 +8,9 @@ import yaml
 from pipeline.cli import main
 from pipeline.compare.tests import read_tests
 from pipeline.recipe.read import load_recipe
+from stages.evaluate.senteval import BINARY
 from stages.evaluate.sets import load_sts
+from stages.evaluate.transfer import learned
 from tests.support import REPOSITORY
 
 RECIPES = REPOSITORY / "recipes"
@@ -25,6 +27,7 @@ SUBSETS = {
     "STS15": ["answers-forums", "answers-students", "belief", "headlines", "images"],
     "STS16": ["answer-answer", "headlines", "plagiarism", "postediting", "question-question"],
 }
+TASKS = ["MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC"]
 SPLITS = {"train": 5, "dev": 4, "test": 3}  # pairs of STS-B and of SICK-R made here
 
 
@@ -53,6 +56,22 @@ def senteval(tmp_path_factory):
         rows = [f"{i}\tS {split} left {i}\tS right {i}\t{i}.5\tNEUTRAL" for i in range(count)]
         head = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment"
         (root / "SICK" / f"{name}.txt").write_text("\n".join([head, *rows]) + "\n")
+    for (one, other), folder in zip(BINARY.items(), ("MR", "CR", "SUBJ", "MPQA"), strict=True):
+        (root / folder).mkdir()
+        for file in (one, other):
+            (root / folder / file).write_text("".join(f"{file} {i}\n" for i in range(20)))
+    for folder in ("SST/binary", "TREC", "MRPC"):
+        (root / folder).mkdir(parents=True)
+    for split in ("train", "dev", "test"):
+        rows = "".join(f"{split} {i}\t{i % 2}\n" for i in range(40))
+        (root / "SST/binary" / f"sentiment-{split}").write_text(rows)
+    for file in ("train_5500.label", "TREC_10.label"):
+        rows = "".join(f"{'HUM' if i % 2 else 'NUM'}:x {file} {i}\n" for i in range(40))
+        (root / "TREC" / file).write_text(rows)
+    for split in ("train", "test"):
+        rows = [f"{i % 2}\t1\t2\t{split} left {i}\tright {i}" for i in range(40)]
+        file = root / "MRPC" / f"msr_paraphrase_{split}.txt"
+        file.write_text("\n".join(["Quality\t#1 ID\t#2 ID\t#1 String\t#2 String", *rows]) + "\n")
     return root
 
 
@@ -110,6 +129,16 @@ def test_no_test_set_is_called_what_it_is_not_and_none_is_selected_on(file):
                 )
 
 
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_transfer_settings_choose_by_the_papers_tasks_and_not_by_their_splits_test(kind):
+    recipe = load_recipe(str(RECIPES / f"diffcse-{kind}-base-transfer.yaml"))
+    assert recipe.train.dev.measures == [one.name for one in recipe.evaluate.transfer] == TASKS
+    for one in recipe.train.dev.transfer:
+        one.check()
+        for texts in learned(one.load()).values():
+            assert not any(text.startswith(("test ", "TREC_10")) for (text, *_) in texts.texts)
+
+
 def test_the_papers_tests_are_there_for_any_model(senteval):
     """What `sentray evaluate --on` reads: the published settings' sets, and SentEval's tasks."""
     tests = read_tests([str(RECIPES / "tests" / "papers.yaml")])
@@ -122,7 +151,7 @@ def test_the_papers_tests_are_there_for_any_model(senteval):
     assert all(text.startswith("B dev left ") for text in dev.sentence1)
     paths = {one.name: str(one.path).removeprefix(f"{senteval}/") for one in tests.transfer}
     assert paths == {name: name for name in paths} | {"SST2": "SST/binary"}
-    assert [*paths] == ["MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC"]
+    assert [*paths] == TASKS
 
 
 @pytest.mark.parametrize("file", PUBLISHED, ids=lambda file: file.stem)

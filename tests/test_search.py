@@ -134,6 +134,8 @@ def test_a_killed_search_goes_on_and_trains_nothing_twice(sentray, tune, monkeyp
     assert trials_of(sentray) == after
     page = (sentray.folder / "runs/tune/tiny/report.html").read_text()
     assert page.count("<svg") >= 3 and "Two settings" in page
+    newest = max((sentray.folder / "runs").glob("history/tiny-best/*/report.html"))
+    assert "Two settings: search tiny" in newest.read_text()
 
 
 @pytest.mark.long

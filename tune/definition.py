@@ -135,6 +135,10 @@ class Search:
         """
         return read_recipe(self._base.changed(values | {"train.seed": seed}, who))
 
+    def best_recipe(self, values: Configuration, seed: int) -> Recipe:
+        """As `best.yaml` has it."""
+        return self.recipe_of(values, seed).model_copy(update={"name": f"{self.name}-best"})
+
     def work_of(self, values: Configuration, seed: int) -> NodeWork:
         """The training of one trial, whose inputs must be there when it runs; raises as above."""
         nodes = build_graph(self.recipe_of(values, seed)).nodes
@@ -198,7 +202,7 @@ class Search:
                 ""
                 if dev is not None
                 else (
-                    " (there is no `train.dev` with labelled pairs to measure on, and no agreement "
+                    " (there is no `train.dev` with labels to measure on, and no agreement "
                     "with teachers on `sentences.holdout`)"
                 )
             )

@@ -5,9 +5,14 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.plan.plan import make_plan
 from pipeline.recipe.read import dump_recipe
+from pipeline.report.figures import read_results
 from pipeline.report.html import document, preformatted, section
+from pipeline.report.page import write_report as write_run_report
+from pipeline.report.page import write_searched
 from pipeline.report.plots import new_figure, svg_text
+from pipeline.store.history import newest_record
 from tune.phases import Outcome
 from tune.progress import shown, shown_score
 from tune.report import outcome_text
@@ -20,24 +25,40 @@ MOST_PLACES = 12
 
 
 def write_report(outcome: Outcome) -> None:
-    """Writes `report.html`."""
+    """Writes `report.html`, and what settings do once more for the page of the best one's run."""
     search, best = outcome.search, outcome.best
-    parts = [preformatted(outcome_text(outcome))]
+    recipe = search.best_recipe(best.values, best.trials[0].seed)
+    drawn = _settings(outcome)
+    parts = [
+        preformatted(outcome_text(outcome)),
+        *(section(*one) for one in drawn),
+        section("Learning curves", _curves(outcome)),
+        section("The best configuration's recipe", preformatted(dump_recipe(recipe))),
+    ]
+    root = search.store.root
+    root.write(f"{search.folder}/report.html", document(f"search {search.name}", parts).encode())
+    plan = make_plan(recipe)
+    text = "".join(section(f"{heading}: search {search.name}", body) for heading, body in drawn)
+    write_searched(plan, search.name, text)
+    record = newest_record(root, recipe.name, plan.folders)
+    if record is not None and (results := read_results(root, record)).sources:
+        write_run_report(plan, results, record)
+
+
+def _settings(outcome: Outcome) -> list[tuple[str, str]]:
+    """Headings and pictures."""
+    found = []
     importance = importances(outcome)
     if importance:
-        parts.append(section("Which setting matters", _importance_bars(importance, outcome)))
-    dimensions = search.space.dimensions
+        found.append(("Which setting matters", _importance_bars(importance, outcome)))
+    dimensions = outcome.search.space.dimensions
     axes = list(importance) or [path for path in dimensions if dimensions[path].tied is None]
     if len(axes) > 1 and all(len(_places(outcome, path)) <= MOST_PLACES for path in axes[:2]):
-        parts.append(section("Two settings", heat_map(outcome, axes[0], axes[1])))
+        found.append(("Two settings", heat_map(outcome, axes[0], axes[1])))
     if len(axes) != 2:
         slices = "".join(_slice(outcome, path) for path in axes)
-        parts.append(section("Each setting", slices))
-    parts.append(section("Learning curves", _curves(outcome)))
-    recipe = dump_recipe(search.recipe_of(best.values, best.trials[0].seed))
-    parts.append(section("The best configuration's recipe", preformatted(recipe)))
-    page = document(f"search {search.name}", parts)
-    search.store.root.write(f"{search.folder}/report.html", page.encode())
+        found.append(("Each setting", slices))
+    return found
 
 
 def importances(outcome: Outcome) -> dict[str, float]:

@@ -6,6 +6,7 @@
     tune/<name>/needs.json     artifacts that it, and its trials, read
     tune/<name>/best.yaml      the best configuration as a recipe
     tune/<name>/report.html    ranking, pictures, test sets
+    tune/<name>/settings.html  pictures of what settings do, for the page of the best one's run
 
 Every step asks first what is known, so a search that was killed, or has got more trials or another
 space, goes on with what is missing. A finished one is shown again without Ray.
@@ -210,8 +211,7 @@ class _Phases:
         self._keeper.drop_all_but({trial.folder for trial in best.trials})
         results = {}
         for number, trial in enumerate(best.trials):
-            recipe = search.recipe_of(best.values, trial.seed)
-            recipe = recipe.model_copy(update={"name": f"{search.name}-best"})
+            recipe = search.best_recipe(best.values, trial.seed)
             plan = make_plan(recipe)
             missing = [planned.node for planned in plan.nodes.values() if planned.to_do]
             tests = [

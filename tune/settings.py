@@ -157,8 +157,9 @@ class SearchSettings(Settings):
     sampling_seed: Seed = Field(0, description="Seed of random and tpe.")
     metric: str = Field(
         "dev_spearman",
-        description="What to optimise: dev_spearman, dev/NAME (one set; 'dev/near pairs' where the "
-        "checkpoint is chosen by agreement with the teachers), or loss.",
+        description="What to optimise: dev_spearman (the mean over the sets of `train.dev`), "
+        "dev/NAME (one set; 'dev/near pairs' where the checkpoint is chosen by agreement with the "
+        "teachers), or loss.",
     )
     direction: Literal["maximum", "minimum"] | None = Field(
         None, description="null: minimum for loss, maximum for anything else."

@@ -50,13 +50,16 @@ def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         )  # fmt: skip
         command.add_argument("--storage", default="runs", help="storage root (default: runs)")
         command.add_argument("--json", metavar="FILE", help="write figures and differences there")
+        command.add_argument(
+            "--page", metavar="FILE", help="write an HTML page with pictures there"
+        )
 
 
 def _evaluate(options: argparse.Namespace) -> int:
     from pipeline.compare.models import evaluate_models
     from pipeline.compare.tests import read_tests
 
-    _check_json(options.json)
+    _check_files(options)
     tests = read_tests(options.on, options.max_length)
 
     def out(line: str) -> None:
@@ -64,41 +67,49 @@ def _evaluate(options: argparse.Namespace) -> int:
 
     models, pooling = options.model, options.pooling
     results = evaluate_models(models, tests, options.storage, out, pooling)
-    return _shown(results, options.json)
+    return _shown(results, options)
 
 
 def _compare(options: argparse.Namespace) -> int:
     from pipeline.compare.runs import compare_runs
 
-    _check_json(options.json)
+    _check_files(options)
     if len(options.model) < 2:
         raise UserError("compare: name two runs at least; `sentray show` is for one")
     if options.on:
         return _evaluate(options)
     if options.pooling or options.max_length:
         raise UserError("compare: --pooling and --max-length are for models on tests; add --on")
-    return _shown(compare_runs(options.model, options.storage), options.json)
+    return _shown(compare_runs(options.model, options.storage), options)
 
 
-def _shown(results: "Results", file: str | None) -> int:
+def _shown(results: "Results", options: argparse.Namespace) -> int:
     from pipeline.report.table import differences_text, results_table
 
     print(results_table(results))
     if told := differences_text(results):
         print(f"\n{told}")
-    if file is not None:
-        Path(file).write_text(results.json())
+    if options.json is not None:
+        Path(options.json).write_text(results.json(), encoding="utf-8")
+    if options.page is not None:
+        from pipeline.report.page import comparison
+        from pipeline.store.artifacts import ArtifactStore
+
+        page = comparison(ArtifactStore(options.storage), results)
+        Path(options.page).write_text(page, encoding="utf-8")
     return 0
 
 
-def _check_json(file: str | None) -> None:
+def _check_files(options: argparse.Namespace) -> None:
     """Before anything is computed.
 
     Raises:
-        UserError: the file cannot be written.
+        UserError: a file cannot be written.
     """
-    if file is not None:
+    for name in ("json", "page"):
+        file = getattr(options, name)
         try:
-            Path(file).open("a").close()
+            if file is not None:
+                Path(file).open("a").close()
         except OSError as error:
-            raise UserError(f"--json {file}: cannot be written ({error.strerror})") from None
+            raise UserError(f"--{name} {file}: cannot be written ({error.strerror})") from None

@@ -30,7 +30,7 @@ def read_yaml(text: str, title: str) -> tuple[Any, Lines]:
         if root is None:
             return None, {}
         _check_size(root)
-        return yaml.load(text, Loader=_Loader), _lines_of(root)
+        return _written_out(yaml.load(text, Loader=_Loader)), _lines_of(root)
     except RecursionError:
         raise UserError(f"{title}: lists and mappings are nested too deep") from None
     # KeyError and the like: a value that does not fit the tag before it; ValueError: month 13
@@ -41,6 +41,13 @@ def read_yaml(text: str, title: str) -> tuple[Any, Lines]:
         if mark and "${" in "".join(text.splitlines()[mark.line : mark.line + 1]):
             problem += "; put quotes around a value with ${...}"
         raise UserError(f"{title}{line}: not valid YAML ({problem})") from None
+
+
+def _written_out(value: Any) -> Any:
+    """Aliases as values of their own: a setting is overridden in one place."""
+    if isinstance(value, dict):
+        return {key: _written_out(one) for key, one in value.items()}
+    return [_written_out(one) for one in value] if isinstance(value, list) else value
 
 
 class _Loader(yaml.SafeLoader):

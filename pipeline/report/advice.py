@@ -19,7 +19,7 @@ from stages.sentences.settings import num_held_out
 # A trend is told from noise where the line's slope is so many times its standard error.
 CLEAR = 3.0
 LEAST_POINTS = 4
-# Smaller changes of the loss (a share of it) or of dev scores (Spearman x 100) count as none.
+# Smaller changes of the loss (a share of it) or of dev scores (x 100) count as none.
 LEAST_FALL, LEAST_POINTS_GAINED = 0.02, 0.2
 # Shares of the teacher's figures, or cosines to its vectors, above which little is left.
 NEAR_TEACHER = 0.99

@@ -1,4 +1,7 @@
-"""The report page of a run: figures, pictures, provenance. One self-contained HTML file."""
+"""The report page of a run: figures, pictures, provenance. One self-contained HTML file.
+
+And the page of encoders side by side, which has the figures and pictures only.
+"""
 
 from typing import Any
 
@@ -9,9 +12,13 @@ from pipeline.report.figures import Results
 from pipeline.report.html import document, figures_table, paragraphs, preformatted, section
 from pipeline.report.lineage import lineage
 from pipeline.report.pictures import pictures
-from pipeline.report.plots import colours, new_figure, svg_text
+from pipeline.report.plots import colours, legend_above, new_figure, svg_text
 from pipeline.report.summary import summary
-from pipeline.report.table import results_notes, results_rows
+from pipeline.report.table import differences_text, results_notes, results_rows
+from pipeline.store.artifacts import ArtifactStore
+
+# More bars than this have no room for their numbers beside each other, which are in the table too.
+MOST_LABELS = 36
 
 
 def write_report(plan: Plan, results: Results, record: str) -> None:
@@ -21,7 +28,7 @@ def write_report(plan: Plan, results: Results, record: str) -> None:
         _table(results),
         paragraphs(results_notes(results), "quiet"),
         paragraphs([results.advice]),
-        section("What was gained", _bars(results)),
+        section("What was gained", _bars(results) or "<p>Nothing was tested.</p>"),
         *_subsets(results),
     ]
     parts += [section(*one) for one in pictures(plan.store, results)]
@@ -36,6 +43,7 @@ def write_report(plan: Plan, results: Results, record: str) -> None:
             which = f", {name}" if len(several) > 1 else ""
             parts.append(section(title + which, _body(body)))
     parts += [section(*one) for one in examples(plan.store, results)]
+    parts.append(_searched(plan))
     folders = [f"{name}: {folder}" for name, folder in results.artifacts.items()]
     parts += [
         section("Where it comes from", lineage(plan)),
@@ -44,6 +52,33 @@ def write_report(plan: Plan, results: Results, record: str) -> None:
     ]
     page = document(plan.recipe.name, parts)
     plan.store.root.write(f"{record}/report.html", page.encode())
+
+
+def write_searched(plan: Plan, search: str, text: str) -> None:
+    """Keeps what a search showed of its settings, for pages of this plan, which has the best.
+
+    Args:
+        text: HTML.
+    """
+    whole = f"<!--{plan.graph['train'].fingerprint}-->{text}"
+    plan.store.root.write(f"tune/{search}/settings.html", whole.encode())
+
+
+def _searched(plan: Plan) -> str:
+    """What `write_searched` kept, if it was for this training."""
+    file = f"tune/{plan.recipe.name.removesuffix('-best')}/settings.html"
+    text = plan.store.root.read(file).decode() if plan.store.root.exists(file) else ""
+    return text if text.startswith(f"<!--{plan.graph['train'].fingerprint}-->") else ""
+
+
+def comparison(store: ArtifactStore, results: Results) -> str:
+    """The page of encoders side by side."""
+    apart, bars = differences_text(results), _bars(results)
+    parts = [_table(results), paragraphs(results_notes(results), "quiet")]
+    parts += [section("Differences", preformatted(apart))] if apart else []
+    parts += [section("Side by side", bars)] if bars else []
+    parts += [*_subsets(results), *(section(*one) for one in pictures(store, results))]
+    return document(", ".join(encoder.title for encoder in results.encoders), parts)
 
 
 def _table(results: Results) -> str:
@@ -77,7 +112,7 @@ def _body(body: str | list[dict[str, Any]]) -> str:
 
 def _bars(results: Results) -> str:
     """Every figure in percent as a group of bars, encoders in the table's order; the student's
-    variants, which hardly differ from it, are in the table only."""
+    variants, which hardly differ from it, are in the table only. "" without any."""
     encoders = [encoder for encoder in results.encoders if not encoder.variant]
     groups = [
         name
@@ -85,10 +120,10 @@ def _bars(results: Results) -> str:
         if any(f.percent for e in encoders for f in results.figures(e).values() if f.name == name)
     ]
     if not groups:
-        return "<p>The recipe evaluates nothing.</p>"
+        return ""
     figure, axes = new_figure(9, 3.4)
     colour_of = colours(encoders)
-    width = 0.8 / len(encoders)
+    width, few = 0.8 / len(encoders), len(groups) * len(encoders) <= MOST_LABELS
     for number, encoder in enumerate(encoders):
         figures = results.figures(encoder)
         present = [(place, figures[name].value) for place, name in enumerate(groups)
@@ -98,11 +133,13 @@ def _bars(results: Results) -> str:
         bars = axes.bar(
             places, heights, width * 0.94, label=encoder.title, color=colour_of[encoder]
         )
-        axes.bar_label(bars, fmt="%.1f", fontsize=8, padding=1)
-    axes.set_xticks(range(len(groups)), groups)
+        if few:
+            axes.bar_label(bars, fmt="%.1f", fontsize=8, padding=1)
+    turned = dict(rotation=40, ha="right", rotation_mode="anchor") if not few else {}
+    axes.set_xticks(range(len(groups)), groups, **turned)
     axes.set_ylim(0, 108)
     axes.set_ylabel("x 100")
-    figure.legend(loc="outside upper center", ncols=len(encoders), frameon=False)
+    legend_above(figure, encoders)
     return svg_text(figure)
 
 
@@ -136,7 +173,7 @@ def _curves(history: list[dict[str, Any]]) -> str:
     dev = [(row["step"], row["dev_spearman"]) for row in history if "dev_spearman" in row]
     if dev:
         other = axes.twinx()
-        what = "near pairs" if "dev/near pairs" in history[-1] else "dev Spearman"
+        what = "near pairs" if "dev/near pairs" in history[-1] else "dev"
         other.plot(*zip(*dev, strict=True), color="#1f77b4", marker="o", label=what)
         other.set_ylabel(f"{what} x 100")
         other.spines[["top"]].set_visible(False)

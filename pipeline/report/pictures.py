@@ -8,7 +8,7 @@ import numpy as np
 
 from pipeline.report.differences import items_of
 from pipeline.report.figures import Results
-from pipeline.report.plots import colours, new_figure, svg_text
+from pipeline.report.plots import colours, legend_above, new_figure, svg_text
 from pipeline.store.artifacts import ArtifactStore
 from stages.contract import EncoderLabel
 from stages.evaluate.agreement import BANDS
@@ -60,7 +60,7 @@ def _violins(name: str, values: Mapping[EncoderLabel, np.ndarray]) -> str:
     axes.set_xticks(range(GROUPS), names)
     axes.set_xlabel(f"gold score, {name}")
     axes.set_ylabel("similarity")
-    figure.legend(loc="outside upper center", ncols=len(values), frameon=False)
+    legend_above(figure, list(values))
     return svg_text(figure)
 
 
@@ -93,7 +93,7 @@ def by_band(results: Results) -> str:
         axes.bar_label(bars, fmt="%.1f", fontsize=8, padding=1)
     axes.set_xticks(range(len(BANDS)), [f"{band} of the pairs" for band in BANDS])
     axes.set_ylabel("Spearman x 100")
-    figure.legend(loc="outside upper center", ncols=len(rows), frameon=False)
+    legend_above(figure, list(rows))
     return svg_text(figure)
 
 

@@ -9,7 +9,18 @@ import numpy as np
 
 from stages.contract import EncoderLabel
 
-OTHER_COLOURS = ["#ff9d3c", "#d9c27a", "#a58bc0"]
+OTHER_COLOURS = [
+    "#ff9d3c",
+    "#d9c27a",
+    "#a58bc0",
+    "#5fa777",
+    "#c96a6a",
+    "#6f8fb5",
+    "#b08968",
+    "#3f9c9c",
+    "#8a8a3c",
+    "#d08ab8",
+]
 
 
 def colours(encoders: Sequence[EncoderLabel]) -> dict[EncoderLabel, str]:
@@ -24,6 +35,13 @@ def colours(encoders: Sequence[EncoderLabel]) -> dict[EncoderLabel, str]:
         else:
             found[encoder] = next(others)
     return found
+
+
+def legend_above(figure: Any, encoders: Sequence[EncoderLabel]) -> None:
+    """A legend of the encoders' titles, in as many columns as there is room for."""
+    longest = max(len(encoder.title) for encoder in encoders)
+    columns = max(1, min(len(encoders), int(figure.get_figwidth() * 12) // (longest + 5)))
+    figure.legend(loc="outside upper center", ncols=columns, frameon=False)
 
 
 def new_figure(width: float, height: float, rows: Sequence[float] = (1,)) -> tuple[Any, Any]:

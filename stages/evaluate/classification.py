@@ -65,7 +65,7 @@ def score_classification(
     train, test = splits["train"], splits["test"]
     draws = sampled(train.labels, samples, num_experiments)
     used = np.unique(np.concatenate(draws))
-    vectors = features(["train", "test"], {"train": train.of(used), "test": test}, encode)
+    vectors = features({"train": train.of(used), "test": test}, encode)
     right_EN = np.empty((len(draws), len(test.labels)))
     for number, draw in enumerate(draws):
         rows = np.searchsorted(used, draw)

@@ -68,7 +68,6 @@ class Fitted:
 def fit(
     features_ND: Tensor,
     labels_N: Tensor,
-    num_labels: int,
     folds: Sequence[Fold],
     penalties_FP: np.ndarray,
     schedule: Schedule,
@@ -76,13 +75,14 @@ def fit(
     """Trains a classifier for every fold and penalty.
 
     Args:
-        features_ND: float32, on the device to train on. labels_N: int64, there too.
+        features_ND: float32, on the device to train on. labels_N: int64, there
+            too: 0 to K - 1.
         penalties_FP: weight decay of each classifier of each fold.
     """
     device = features_ND.device
     features = torch.cat([features_ND, features_ND.new_ones(len(features_ND), 1)], dim=1)
     decay = torch.tensor(penalties_FP, dtype=torch.float32, device=device)
-    weights = first_weights(features_ND.shape[1], num_labels).to(device)
+    weights = first_weights(features_ND.shape[1], int(labels_N.max()) + 1).to(device)
     weights = weights.expand(*decay.shape, *weights.shape).clone()
     best_weights, best = weights.clone(), np.full(decay.shape, -1.0)
     misses, running = np.zeros(decay.shape, np.int64), np.ones(decay.shape, bool)

@@ -39,7 +39,7 @@ def score_clustering(name: str, examples: Labelled, encode: Encode, num_seeds: i
     """V-measure x 100, mean over seeds 0, 1, ...; the interval is their range."""
     from sklearn.cluster import MiniBatchKMeans
 
-    vectors = features(["test"], {"test": examples}, encode)["test"]
+    vectors = features({"test": examples}, encode)["test"]
     names, labels = np.unique(examples.labels, return_inverse=True)
     clusterings = []
     for seed in range(num_seeds):

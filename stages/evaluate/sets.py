@@ -1,5 +1,6 @@
 """Sets for semantic textual similarity: settings, and reading them. Imports no torch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -43,12 +44,12 @@ class StsSettings(TableSettings):
         return sts_rows(path) if path.is_dir() else read_table(path)
 
 
-def check_names_differ(sets: list[StsSettings]) -> None:
+def check_names_differ(sets: Sequence[TableSettings]) -> None:
     """Raises ValueError where two test sets have one name: results are kept by name."""
     names = [one.name for one in sets]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(f"two STS sets are called '{twice[0]}'")
+        raise ValueError(f"two sets are called '{twice[0]}'")
 
 
 @dataclass(frozen=True)

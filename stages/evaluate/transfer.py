@@ -8,6 +8,7 @@ penalty depends on the splits that a table has:
 Vectors are as the encoder pools them: papers do not scale them to length 1.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -26,7 +27,11 @@ from stages.fields import InputPath
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from stages.evaluate.classifiers import Schedule
+    from stages.evaluate.classifiers import Fitted, Schedule
+
+    Data = tuple[Tensor, Tensor]  # features (N, D) float32 and labels (N,), where they are used
+
+Rows = tuple[np.ndarray, np.ndarray]
 
 PENALTIES = (1e-5, 1e-4, 1e-3, 1e-2)
 SEED = 1111  # of SentEval's folds
@@ -94,14 +99,16 @@ class TransferTest(LabelledTest):
             )
         return {split: in_sentevals_order(one) for split, one in found.items()}
 
-    def score(self, tested: Tested, work: Work) -> Result:
+    @property
+    def schedule(self) -> "Schedule":
         from stages.evaluate.classifiers import FAST, FULL
 
+        return FULL if self.protocol == "full" else FAST
+
+    def score(self, tested: Tested, work: Work) -> Result:
         splits = self.load()
         work.say(f"{self.name}: {sum(len(one.texts) for one in splits.values()):,} examples")
-        result = score_transfer(
-            self.name, splits, tested.as_pooled, FULL if self.protocol == "full" else FAST
-        )
+        result = score_transfer(self.name, splits, tested.as_pooled, self.schedule)
         notes = list(result.notes)
         if self.protocol == "fast":
             notes.append(f"{self.name}: SimCSE's dev mode, not what papers' tables are made with.")
@@ -131,19 +138,10 @@ def score_transfer(
 
     Its interval is Wilson's for as many rows as were tested: a classifier's own spread is not in.
     """
-    import torch
     from scipy.stats import binomtest
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    order = list(splits)
-    vectors = features(order, splits, encode)
-    data = {name: torch.from_numpy(vectors[name]).to(device) for name in order}
-    labels = {name: torch.from_numpy(splits[name].labels).to(device) for name in order}
-    test = splits["test"]
-    if "train" not in splits:
-        right = _nested(data["test"], labels["test"], test, schedule)
-    else:
-        right = _official(data, labels, splits, schedule)
+    data = _on_device(splits, encode)
+    right = _official(data, schedule) if "train" in splits else _nested(data["test"], schedule)
     value = 100 * float(np.mean([part.mean() for part in right]))
     hits = np.concatenate(right)
     interval = binomtest(int(hits.sum()), len(hits)).proportion_ci(method="wilson")
@@ -156,15 +154,34 @@ def score_transfer(
     return Result([figure], (note,), (("num_tested", len(hits)),), items)
 
 
-def features(
-    order: list[str], splits: dict[str, Labelled], encode: Encode
-) -> dict[str, np.ndarray]:
+def learned(splits: dict[str, Labelled]) -> dict[str, Labelled]:
+    """Without the split test, where there is a split train."""
+    return {name: one for name, one in splits.items() if name != "test" or "train" not in splits}
+
+
+def dev_accuracy(splits: dict[str, Labelled], encode: Encode, schedule: "Schedule") -> float:
+    """SentEval's `devacc` x 100: with the best penalty, of the rows by which it is chosen.
+
+    Nested folds: the mean over the outer ones.
+
+    Args:
+        splits: that are `learned`.
+    """
+    data = _on_device(splits, encode)
+    if "train" in splits:
+        accuracies: Sequence[np.ndarray] = [_official_tries(data, schedule).accuracy]
+    else:
+        _, accuracies = _nested_tries(data["test"], schedule)
+    return float(np.mean([_means(one).max() for one in accuracies]))
+
+
+def features(splits: dict[str, Labelled], encode: Encode) -> dict[str, np.ndarray]:
     """What classifiers see of each split: float32 (N, D), of two sentences (N, 2 D)."""
-    texts = [text for name in order for example in splits[name].texts for text in example]
+    texts = [text for one in splits.values() for example in one.texts for text in example]
     vectors = finite_vectors(texts, encode).astype(np.float32)
     found, start = {}, 0
-    for name in order:
-        count, sides = len(splits[name].texts), len(splits[name].texts[0])
+    for name, one in splits.items():
+        count, sides = len(one.texts), len(one.texts[0])
         own = vectors[start : start + count * sides].reshape(count, sides, -1)
         start += count * sides
         if sides == 1:
@@ -175,62 +192,82 @@ def features(
     return found
 
 
-def _nested(
-    data: "Tensor", labels: "Tensor", test: Labelled, schedule: "Schedule"
-) -> list[np.ndarray]:
+def _on_device(splits: dict[str, Labelled], encode: Encode) -> "dict[str, Data]":
+    import torch
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return {
+        name: (torch.from_numpy(one).to(device), torch.from_numpy(splits[name].labels).to(device))
+        for name, one in features(splits, encode).items()
+    }
+
+
+def _nested(data: "Data", schedule: "Schedule") -> list[np.ndarray]:
     """Which rows are right, by outer fold, each with the penalty that its inner folds chose."""
     from stages.evaluate.classifiers import Fold, correct, fit
 
-    num_labels, count = len(test.names), schedule.num_folds
-    outer = _stratified(np.arange(len(test.labels)), test.labels, count)
-    inner = [Fold(*part) for rows, _ in outer for part in _stratified(rows, test.labels, count)]
-    grid = np.tile(PENALTIES, (len(inner), 1))
-    accuracy = fit(data, labels, num_labels, inner, grid, schedule).accuracy
-    best = [_best(part) for part in accuracy.reshape(count, count, -1)]
-    again = [Fold.drawn(rows) for rows, _ in outer]
-    fitted = fit(data, labels, num_labels, again, np.array(best)[:, None], schedule)
+    outer, accuracies = _nested_tries(data, schedule)
+    best = np.array([[_best(one)] for one in accuracies])
+    fitted = fit(*data, [Fold.drawn(rows) for rows, _ in outer], best, schedule)
     return [
-        correct(data[rows], labels[rows], fitted.weights[place, 0])
+        correct(data[0][rows], data[1][rows], fitted.weights[place, 0])
         for place, (_, rows) in enumerate(outer)
     ]
 
 
-def _official(
-    data: "dict[str, Tensor]",
-    labels: "dict[str, Tensor]",
-    splits: dict[str, Labelled],
-    schedule: "Schedule",
-) -> list[np.ndarray]:
-    """Which rows of the split test are right."""
-    import torch
+def _nested_tries(data: "Data", schedule: "Schedule") -> tuple[list[Rows], Sequence[np.ndarray]]:
+    """Rows of the outer folds, and of each every penalty's accuracy (F, P) on its inner folds."""
+    from stages.evaluate.classifiers import Fold, fit
 
+    labels, count = data[1].cpu().numpy(), schedule.num_folds
+    outer = _stratified(np.arange(len(labels)), labels, count)
+    inner = [Fold(*part) for rows, _ in outer for part in _stratified(rows, labels, count)]
+    accuracy = fit(*data, inner, np.tile(PENALTIES, (len(inner), 1)), schedule).accuracy
+    return outer, accuracy.reshape(count, count, -1)
+
+
+def _official(data: "dict[str, Data]", schedule: "Schedule") -> list[np.ndarray]:
+    """Which rows of the split test are right."""
     from stages.evaluate.classifiers import Fold, correct, fit
 
-    num_labels, train = len(splits["train"].names), splits["train"].labels
-    rows = np.arange(len(train))
-    known, answers = data["train"], labels["train"]
-    if "dev" in splits:
-        known, answers = (torch.cat([one["train"], one["dev"]]) for one in (data, labels))
-        dev = np.arange(len(train), len(known))
-        fitted = fit(known, answers, num_labels, [Fold(rows, dev)], np.array([PENALTIES]), schedule)
-        weights = fitted.weights[0, PENALTIES.index(_best(fitted.accuracy))]
+    tried = _official_tries(data, schedule)
+    best = _best(tried.accuracy)
+    if "dev" in data:
+        weights = tried.weights[0, PENALTIES.index(best)]
     else:
-        folds = [Fold(*part) for part in _stratified(rows, train, schedule.num_folds)]
-        grid = np.tile(PENALTIES, (len(folds), 1))
-        accuracy = fit(known, answers, num_labels, folds, grid, schedule).accuracy
-        best = np.array([[_best(accuracy)]])
-        weights = fit(known, answers, num_labels, [Fold.drawn(rows)], best, schedule).weights[0, 0]
-    return [correct(data["test"], labels["test"], weights)]
+        fold = Fold.drawn(np.arange(len(data["train"][1])))
+        weights = fit(*data["train"], [fold], np.array([[best]]), schedule).weights[0, 0]
+    return [correct(*data["test"], weights)]
+
+
+def _official_tries(data: "dict[str, Data]", schedule: "Schedule") -> "Fitted":
+    """Every penalty, trained on the split train: on its folds, or all of it and tested on dev."""
+    import torch
+
+    from stages.evaluate.classifiers import Fold, fit
+
+    features, labels = data["train"]
+    rows = np.arange(len(labels))
+    if "dev" in data:
+        features, labels = (torch.cat(two) for two in zip(data["train"], data["dev"], strict=True))
+        folds = [Fold(rows, np.arange(len(rows), len(labels)))]
+    else:
+        parts = _stratified(rows, labels.cpu().numpy(), schedule.num_folds)
+        folds = [Fold(*part) for part in parts]
+    return fit(features, labels, folds, np.tile(PENALTIES, (len(folds), 1)), schedule)
+
+
+def _means(accuracy_FP: np.ndarray) -> np.ndarray:
+    """Over folds, in percent, by penalty; to two digits, as SentEval chooses by them."""
+    return np.round(100 * accuracy_FP.mean(0), 2)
 
 
 def _best(accuracy_FP: np.ndarray) -> float:
-    """The penalty of the best mean over folds, in hundredths of a percent; the least of several."""
-    return PENALTIES[int(np.round(100 * accuracy_FP.mean(0), 2).argmax())]
+    """The penalty of the best mean over folds; the least of several."""
+    return PENALTIES[int(_means(accuracy_FP).argmax())]
 
 
-def _stratified(
-    rows: np.ndarray, labels_N: np.ndarray, count: int
-) -> list[tuple[np.ndarray, np.ndarray]]:
+def _stratified(rows: np.ndarray, labels_N: np.ndarray, count: int) -> list[Rows]:
     """The other rows and the rows of each fold."""
     from sklearn.model_selection import StratifiedKFold
 

@@ -1,5 +1,7 @@
 """What a student is worth while it trains: scores on dev sets, and agreement with its teachers."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -12,8 +14,9 @@ from stages.evaluate.agreement import (
     teachers_similarities,
 )
 from stages.evaluate.geometry import check_positives, geometry, mean
-from stages.evaluate.sets import StsSet
 from stages.evaluate.sts import spearman
+from stages.evaluate.transfer import dev_accuracy, learned
+from stages.kinds import Kinds
 from stages.rows import unit_rows
 from stages.train.engine import Engine
 from stages.train.views import TrainingData
@@ -28,33 +31,38 @@ HARDLY = 10.0
 
 
 class DevSets:
-    """Spearman x 100 on each dev set's pairs, as often as asked for.
+    """Spearman x 100 on each STS set's pairs and accuracy x 100 on each transfer task's rows, as
+    often as asked for.
 
     geometry: alignment and uniformity by `alignment/SET`, of the student as it was at the last
         `scores`; with `positives_above` only, the gold score above which pairs mean the same.
     """
 
     def __init__(
-        self, engine: Engine, dev: list[StsSet], positives_above: float | None = None
+        self, engine: Engine, data: TrainingData, positives_above: float | None = None
     ) -> None:
         encoder = engine.student.encoder
         positions = num_positions(encoder.backbone.config.to_dict())
         length = min(DEV_MAX_LENGTH, positions or DEV_MAX_LENGTH)
         settings = encoder.settings.model_copy(update={"max_length": length})
         tokenizer = SentenceTokenizer(encoder.tokenizer.pretrained, settings)
-        texts = dict.fromkeys(text for one in dev for text in one.sentence1 + one.sentence2)
+        self._engine, self._positives_above = engine, positives_above
+        self._sets, self._tasks = data.dev, data.transfer
+        self._splits = [learned(one.load()) for one in data.transfer]
+        texts = dict.fromkeys(text for one in data.dev for text in one.sentence1 + one.sentence2)
+        for splits in self._splits:
+            texts |= dict.fromkeys(x for one in splits.values() for row in one.texts for x in row)
         self._row_of = {text: row for row, text in enumerate(texts)}
-        self._sets, self._positives_above = dev, positives_above
         if positives_above is not None:
-            for one in dev:  # a data set of the hub is first read here
+            for one in data.dev:  # a data set of the hub is first read here
                 check_positives(one, positives_above, "train.dev")
         self.geometry: dict[str, float] = {}
         self._vectors = _Vectors(engine, tokenizer(list(texts)))
 
     def scores(self) -> dict[str, float]:
         """By set; of the student as it is now."""
-        unit, row_of = self._vectors(), self._row_of
-        scores = {}
+        vectors, row_of = self._vectors(), self._row_of
+        unit, scores = unit_rows(vectors), {}
         for one in self._sets:
             left = unit[[row_of[text] for text in one.sentence1]]
             right = unit[[row_of[text] for text in one.sentence2]]
@@ -62,7 +70,25 @@ class DevSets:
             if self._positives_above is not None:
                 found = geometry(left, right, one.gold > self._positives_above)
                 self.geometry |= {f"{name}/{one.name}": mean(found[name]) for name in found}
-        return scores
+        return scores | self._accuracies(vectors)
+
+    def _accuracies(self, vectors_ND: np.ndarray) -> dict[str, float]:
+        """By transfer task; each is one worker's, whose figure is everyone's: all choose alike."""
+
+        def encode(texts: Sequence[str], kinds: Kinds = None) -> np.ndarray:
+            return vectors_ND[[self._row_of[text] for text in texts]]
+
+        engine = self._engine
+        device = engine.student.encoder.device
+        found = torch.zeros(len(self._tasks), dtype=torch.float64, device=device)
+        if not np.isfinite(vectors_ND).all():
+            found.fill_(float("nan"))
+        else:
+            for place in range(engine.rank, len(self._tasks), engine.num_workers):
+                schedule = self._tasks[place].schedule
+                found[place] = dev_accuracy(self._splits[place], encode, schedule)
+        found = engine.sum_over_workers(found)
+        return {task.name: float(x) for task, x in zip(self._tasks, found, strict=True)}
 
 
 class Agreement:
@@ -90,7 +116,7 @@ class Agreement:
     def scores(self) -> dict[str, float]:
         """Over the pairs that the teachers find nearest, which says more about labelled pairs than
         all pairs do (docs/results.md); nan where either side's are all alike."""
-        unit = self._vectors()
+        unit = unit_rows(self._vectors())
         own = of_pairs(unit @ unit.T)
         self.agreement = 100 * spearman(own, self._teachers)
         near = self._near
@@ -112,7 +138,7 @@ class _Vectors:
             self._batches.append((batch, tensors[0], tensors[1]))
 
     def __call__(self) -> np.ndarray:
-        """Unit rows (N, D) of the student's present vectors; they are spread over the workers."""
+        """The student's present vectors (N, D), as they are pooled; spread over the workers."""
         engine, encoder = self._engine, self._engine.student.encoder
         vectors = torch.zeros(self._count, encoder.dimension, device=encoder.device)
         engine.student.eval()
@@ -124,4 +150,4 @@ class _Vectors:
                 found, _ = engine.forward(ids, mask, {})
             if mine < len(self._batches):
                 vectors[torch.from_numpy(rows)] = found
-        return unit_rows(engine.sum_over_workers(vectors).cpu().numpy())
+        return np.asarray(engine.sum_over_workers(vectors).cpu().numpy())

@@ -84,7 +84,8 @@ class Training:
         if settings.dev is not None:
             on_held_out = self._agreement if data.num_held_out else None
             above = settings.dev.positives_above
-            self._dev = DevSets(engine, data.dev, above) if data.dev else on_held_out
+            labelled = bool(data.dev or data.transfer)
+            self._dev = DevSets(engine, data, above) if labelled else on_held_out
         self.progress = Progress()
         self._best: dict[str, Tensor] | None = None
         self._writer = ThreadPoolExecutor(1, "checkpoint")
@@ -183,7 +184,7 @@ class Training:
         if progress.best_score is None and progress.evaluations_since_best:
             return (
                 f"no evaluation gave a number ({progress.evaluations_since_best} of them): all "
-                "vectors alike, or gold scores that are. The weights of the last step are the "
+                "vectors alike, or no numbers. The weights of the last step are the "
                 "result. Look at the loss and at train.dev; a lower train.learning_rate may help."
             )
         agreed = progress.history[-1].get("agreement") if progress.history else None

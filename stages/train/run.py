@@ -107,6 +107,7 @@ def training_data(stage: Train, work: Work) -> TrainingData:
         rewrites=owned_rows(stage.rewrites),
         negatives=owned_rows(stage.negatives),
         num_held_out=num_held_out(stage.holdout, tokens.num_rows),
+        transfer=dev.transfer if dev else (),
     )
 
 
@@ -171,7 +172,7 @@ def _training_line(row: dict[str, Any]) -> str:
     )
     if "dev_spearman" in row:
         score = row["dev_spearman"]
-        text += f"  {'near pairs' if 'dev/near pairs' in row else 'dev Spearman'} {score:.2f}"
+        text += f"  {'near pairs' if 'dev/near pairs' in row else 'dev'} {score:.2f}"
         text += " (no number, never chosen)" * math.isnan(score)
     if "agreement" in row:
         text += f"  agreement with its teachers {row['agreement']:.2f}"

@@ -10,6 +10,8 @@ from pydantic import Field, model_validator
 from stages.errors import UserError
 from stages.evaluate.geometry import check_positives
 from stages.evaluate.sets import StsSettings, check_names_differ, load_sts
+from stages.evaluate.tables import Labelled, columns_of
+from stages.evaluate.transfer import TransferTest
 from stages.fields import Seed
 from stages.settings import Extensible, Settings, added, execution
 from stages.train.objectives.base import Objective, View
@@ -87,12 +89,42 @@ class Objectives(Extensible):
         return list(found.values())
 
 
+class DevTransfer(TransferTest):
+    """A transfer task by whose rows for choosing penalties checkpoints are chosen too."""
+
+    protocol: Literal["full", "fast"] = Field(
+        "fast",
+        description="fast: five folds, RMSprop, as SimCSE does while it trains; full: ten, Adam, "
+        "as papers' tables are made.",
+    )
+
+    @model_validator(mode="after")
+    def _no_split(self) -> "DevTransfer":
+        if self.split is not None:
+            raise ValueError(
+                f"transfer task '{self.name}': split says what is tested; the splits train and dev "
+                "choose checkpoints, or all rows where there is no split. Leave it out"
+            )
+        return self
+
+    def load(self) -> dict[str, Labelled]:
+        found = super().load()
+        if "train" not in found and "split" in columns_of(self.rows(["label"])):
+            raise UserError(f"{self.where}: there is no split train to choose checkpoints by")
+        return found
+
+
 class DevSettings(Settings):
     sts: list[StsSettings] = Field(
         [],
-        description="STS sets. The checkpoint with the best mean over them is the result. None: "
-        "the one that agrees best with its teachers on held-out sentences (`sentences.holdout`), "
-        "on the 1% of their pairs that are nearest.",
+        description="STS sets. The checkpoint with the best mean over them and `transfer` is the "
+        "result. None of either: the one that agrees best with its teachers on held-out sentences "
+        "(`sentences.holdout`), on the 1% of their pairs that are nearest.",
+    )
+    transfer: list[DevTransfer] = added(
+        [],
+        description="Transfer tasks: SentEval's accuracy on the rows by which penalties are "
+        "chosen, not on the split test. Each evaluation trains their classifiers anew.",
     )
     every_steps: int = Field(125, ge=1, description="Steps between evaluations.")
     patience: int | None = Field(
@@ -109,15 +141,20 @@ class DevSettings(Settings):
 
     @model_validator(mode="after")
     def _names_differ(self) -> "DevSettings":
-        check_names_differ(self.sts)
+        check_names_differ([*self.sts, *self.transfer])
         if self.positives_above is not None and not self.sts:
             raise ValueError("positives_above is about pairs with gold scores; name sets in `sts`")
         return self
 
     @property
+    def sets(self) -> list[StsSettings | DevTransfer]:
+        """All that has labels."""
+        return [*self.sts, *self.transfer]
+
+    @property
     def measures(self) -> list[str]:
         """Names of what it measures."""
-        return [one.name for one in self.sts] or ["near pairs"]
+        return [one.name for one in self.sets] or ["near pairs"]
 
     def check(self) -> None:
         """Reads the sets that are files.
@@ -125,6 +162,8 @@ class DevSettings(Settings):
         Raises:
             UserError: what is wrong with one, or none of its pairs is above `positives_above`.
         """
+        for task in self.transfer:
+            task.check()
         for one in self.sts:
             one.check()
             if self.positives_above is not None and one.path is not None:

@@ -56,7 +56,9 @@ class Train(Stage):
 
     @property
     def packages(self) -> tuple[str, ...]:
-        return ("deepspeed",) if self.settings.resolved_engine == "deepspeed" else ()
+        found = ("deepspeed",) if self.settings.resolved_engine == "deepspeed" else ()
+        tasks = self.settings.dev.transfer if self.settings.dev else []
+        return (*found, *(tasks[0].packages if tasks else ()))
 
     def resources(self) -> Resources:
         settings = self.settings

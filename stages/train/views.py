@@ -7,7 +7,7 @@ are rows of one forward pass, view by view. What is drawn at random here is draw
 batch from (seed, step), so it does not depend on the number of workers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from stages.encoder.tokenizer import SentenceTokenizer, pad
 from stages.evaluate.sets import StsSet
+from stages.evaluate.transfer import TransferTest
 from stages.rows import FactorRows, OwnedRows, TokenRows
 from stages.train.order import BatchOrder
 from stages.train.settings import Objectives, TrainSettings
@@ -30,7 +31,7 @@ REWRITE_STREAM, NEGATIVE_STREAM = 100, 101
 class TrainingData:
     """Memory-mapped inputs of training; every worker opens them by itself.
 
-    dev: the sets that checkpoints are chosen on, maybe none.
+    dev: the STS sets that checkpoints are chosen on, maybe none; transfer: and transfer tasks.
     views: tokens of further views of each sentence, by name, as objectives ask for them.
     num_held_out: of the first sentences, which are not trained on.
     rewrites, negatives: tokens of each sentence's rewrites and hard negatives; only sentences that
@@ -45,6 +46,7 @@ class TrainingData:
     rewrites: OwnedRows | None = None
     negatives: OwnedRows | None = None
     num_held_out: int = 0
+    transfer: Sequence[TransferTest] = ()
 
     @cached_property
     def _owners(self) -> np.ndarray | None:

@@ -5,14 +5,18 @@ from types import SimpleNamespace
 
 import pytest
 
+from pipeline.plan.plan import make_plan
+from pipeline.recipe.read import dump_recipe
 from pipeline.report.figures import Results
 from pipeline.run.placement import Machines
 from pipeline.run.pools import ProcessSettings
+from pipeline.run.runner import finish, record_start
 from pipeline.store.artifacts import ArtifactStore
 from stages.contract import Workers
+from tests.support.here import make_here
 from tests.support.trials import RATE, trial
 from tune import report, resources
-from tune.page import heat_map, importances
+from tune.page import heat_map, importances, write_report
 from tune.phases import Outcome
 from tune.progress import shown_score
 from tune.ranking import own_trials, rank
@@ -60,6 +64,37 @@ def test_what_a_training_warned_of_is_said_of_the_best(make_search, monkeypatch)
     kept = {outcome.best.trials[0].folder: SimpleNamespace(stats={"warning": "hardly agree"})}
     monkeypatch.setattr(ArtifactStore, "manifest", lambda store, folder: kept.get(folder))
     assert "\nWARNING: hardly agree\n" in report.outcome_text(outcome)
+
+
+def test_the_page_of_the_best_ones_run_shows_what_settings_do(make_search, monkeypatch):
+    """And of no other training's, nor of another run of it."""
+    monkeypatch.setattr(report, "_tests", lambda outcome: [])
+    search = make_search({RATE: {"grid": [0.001, 0.002]}}, seeds=[1])
+    outcome = outcome_of(search, [owned(search, 0.001, 5.0), owned(search, 0.002, 6.0)])
+    root, recipe = search.store.root, search.best_recipe({RATE: 0.002}, 1)
+    root.write(f"{search.folder}/best.yaml", dump_recipe(recipe).encode())
+
+    def page_of(recipe):
+        make_here(recipe)
+        plan = make_plan(recipe)
+        record = record_start(plan)
+        finish(plan, record)
+        return f"{record}/report.html"
+
+    of_the_run, heading = page_of(recipe), f"Each setting: search {search.name}".encode()
+    assert heading not in root.read(of_the_run)
+    write_report(outcome)
+    assert heading in root.read(of_the_run) and b"Each setting" in root.read(
+        f"{search.folder}/report.html"
+    )
+    tests = recipe.evaluate.model_copy(update={"num_bootstrap": 5})
+    other_tests = page_of(recipe.model_copy(update={"evaluate": tests}))
+    before = root.read(other_tests)
+    assert heading in before
+    write_report(outcome)
+    assert root.read(other_tests) == before
+    train = recipe.train.model_copy(update={"seed": 7})
+    assert heading not in root.read(page_of(recipe.model_copy(update={"train": train})))
 
 
 @pytest.mark.parametrize(("gpus", "share"), [(None, 1.0), (0, 0.0), (1, 1.0)])

@@ -1,5 +1,6 @@
 """Models and runs side by side: their figures, and which differences are more than chance."""
 
+import html
 import json
 from pathlib import Path
 
@@ -189,6 +190,24 @@ def test_runs_are_compared_on_the_tests_that_they_share(storage, sentray, tmp_pa
     }  # fmt: skip
 
 
+def test_models_side_by_side_are_drawn(sentray, sts, teacher_folder, student_folder, tmp_path):
+    """Table, differences, similarities by gold score, and all models' places in one picture."""
+    (tmp_path / "tests.yaml").write_text(
+        f"evaluate:\n  sts: [{{name: tiny, path: {sts}}}]\n"
+        f"  geometry: {{name: tiny, path: {sts}, positives_above: 0.5}}\n"
+    )
+    told = sentray("evaluate", teacher_folder, student_folder, *ON, tmp_path / "tests.yaml",
+                   "--page", tmp_path / "page.html")  # fmt: skip
+    page = (tmp_path / "page.html").read_text()
+    below = told[told.index("less ") :].splitlines()[2:4]
+    assert all(html.escape(line) in page for line in below)
+    for heading in ("Side by side", "Similarities by gold score", "Alignment and uniformity"):
+        assert f"<h2>{heading}</h2>" in page
+    picture = page[page.index("<h2>Alignment and uniformity</h2>") :]
+    assert all(str(folder) in picture for folder in (teacher_folder, student_folder))
+    assert "<script" not in page and "http://" not in page.replace("http://www.w3.org", "")
+
+
 def test_agreement_is_shared_only_on_the_same_held_out_sentences(storage, sentray):
     """As many others are other items: no figure of theirs is the same test's."""
     same = sentray("compare", "held", "held-too", "--storage", storage)
@@ -274,7 +293,7 @@ def test_a_run_of_an_older_version_is_refused(storage, sentray):
         (["typo.yaml"], "did you mean 'sts'?"),
         (["one.yaml", "two.yaml"], "one YAML file at most"),
         (["broken.yaml"], "not valid YAML"),
-        (["sts.tsv", "again/sts.tsv"], "two STS sets are called 'sts'"),
+        (["sts.tsv", "again/sts.tsv"], "two sets are called 'sts'"),
     ],
 )
 def test_what_cannot_be_tested(sentray, sts, tmp_path, teacher_folder, on, message, monkeypatch):
@@ -293,8 +312,9 @@ def test_what_cannot_be_tested(sentray, sts, tmp_path, teacher_folder, on, messa
 
 def test_a_file_that_cannot_be_written_is_said_first(sentray, sts, teacher_folder, monkeypatch):
     monkeypatch.setattr(Evaluate, "load", lambda *_: pytest.fail("it was computed"))
-    told = sentray("evaluate", teacher_folder, *ON, sts, "--json", "/nowhere/x.json", code=2)
-    assert "--json /nowhere/x.json: cannot be written" in told
+    for option in ("--json", "--page"):
+        told = sentray("evaluate", teacher_folder, *ON, sts, option, "/nowhere/x.html", code=2)
+        assert f"{option} /nowhere/x.html: cannot be written" in told
     told = sentray("evaluate", teacher_folder, *ON, sts, "--storage", "/proc/nothing", code=2)
     assert "storage '/proc/nothing': cannot be read or written" in told
 

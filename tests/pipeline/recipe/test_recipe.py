@@ -3,6 +3,7 @@
 import pytest
 import yaml
 
+from pipeline.recipe.document import Document
 from pipeline.recipe.read import dump_recipe, load_recipe
 from stages.errors import UserError
 from tests.support import REPOSITORY
@@ -48,10 +49,24 @@ def test_shipped_searches_have_the_settings_of_their_papers(data_folder, monkeyp
                      "wiki-search": 24}  # fmt: skip
 
 
+def test_an_alias_is_a_value_of_its_own(tmp_path):
+    """What is overridden where it stands is not where it was copied to."""
+    file = tmp_path / "aliased.yaml"
+    file.write_text("a: &a [{b: 1}]\nc: *a\n")
+    assert Document(str(file), ["a.0.b=2"]).raw == {"a": [{"b": 2}], "c": [{"b": 1}]}
+
+
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (["train.dev.sts=[{name: a, path: x}, {name: a, path: y}]"], "two STS sets are called 'a'"),
+        (
+            ["train.dev.sts=[{name: a, path: x}, {name: a, path: y}]"],
+            "two sets are called 'a'",
+        ),
+        (
+            ["train.dev={transfer: [{name: a, path: x, split: dev}]}"],
+            "transfer task 'a': split says what is tested",
+        ),
         (["train.batch_sise=8"], "train.batch_sise: unknown setting; did you mean 'batch_size'?"),
         (["student.haed=none"], "did you mean 'head'?"),
         (["train.objectives.listnet.tau=1"], "student_temperature"),

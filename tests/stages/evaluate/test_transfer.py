@@ -11,7 +11,7 @@ from stages.errors import UserError
 from stages.evaluate import base, transfer
 from stages.evaluate.classifiers import FAST, FULL, Fold, fit
 from stages.evaluate.tables import Labelled
-from stages.evaluate.transfer import TransferTest, score_transfer
+from stages.evaluate.transfer import TransferTest, dev_accuracy, learned, score_transfer
 from tests.support import senteval
 
 
@@ -42,10 +42,12 @@ def tensors(part):
     return torch.from_numpy(part[1]), torch.from_numpy(part[0].labels)
 
 
-def accuracy(splits, schedule):
+def accuracies(schedule, **splits):
+    """Of the tested rows with its interval, and of those by which penalties are chosen."""
     found = {name: part[0] for name, part in splits.items()}
     (figure,) = score_transfer("x", found, encoder(*splits.values()), schedule).figures
-    return figure
+    known = [part for name, part in splits.items() if name != "test" or "train" not in splits]
+    return figure, dev_accuracy(learned(found), encoder(*known), schedule)
 
 
 @pytest.mark.parametrize("protocol", ["FULL", "FAST"])
@@ -54,18 +56,18 @@ def test_every_protocol_equals_sentevals(protocol):
     config = getattr(senteval, protocol)
     # 130 rows: inner folds of one outer fold have one and two batches of 64
     whole = examples(145 if protocol == "FULL" else 202, 2, 1)
-    assert accuracy({"test": whole}, schedule).value == pytest.approx(
-        senteval.nested(*tensors(whole), config), abs=1e-9
-    )
     train, dev, test = examples(150, 3, 2), examples(60, 3, 3), examples(200, 3, 4)
-    found = accuracy({"test": test, "train": train}, schedule)
-    expected = senteval.folds_then_test(*tensors(train), tensors(test), config)
-    assert found.value == pytest.approx(expected, abs=1e-9)
-    assert found.interval[0] < found.value < found.interval[1]
-    expected = senteval.dev_then_test(*tensors(train), tensors(dev), tensors(test), config)
-    assert accuracy({"test": test, "train": train, "dev": dev}, schedule).value == pytest.approx(
-        expected, abs=1e-9
-    )
+    for splits, expected in (
+        ({"test": whole}, senteval.nested(*tensors(whole), config)),
+        ({"test": test, "train": train},
+         senteval.folds_then_test(*tensors(train), tensors(test), config)),
+        ({"test": test, "train": train, "dev": dev},
+         senteval.dev_then_test(*tensors(train), tensors(dev), tensors(test), config)),
+    ):  # fmt: skip
+        figure, chosen_by = accuracies(schedule, **splits)
+        assert figure.value == pytest.approx(expected.tested, abs=1e-9)
+        assert chosen_by == pytest.approx(expected.dev, abs=1e-9)
+        assert figure.interval[0] < figure.value < figure.interval[1]
 
 
 @pytest.mark.parametrize(("schedule", "config"), [(FULL, senteval.FULL), (FAST, senteval.FAST)])
@@ -77,7 +79,7 @@ def test_weights_are_sentevals_after_hundreds_of_steps(schedule, config):
     rows = np.arange(129)
     folds = [Fold(rows[:100], rows[100:]), Fold(rows[1:], rows[:1]), Fold(rows, rows[:9])]
     penalties = np.tile([1e-5, 1e-2], (3, 1))
-    fitted = fit(x, y, 2, folds, penalties, schedule)
+    fitted = fit(x, y, folds, penalties, schedule)
     for place, fold in enumerate(folds):
         for column, penalty in enumerate((1e-5, 1e-2)):
             twin = senteval.Classifier(6, 2, penalty, config)
@@ -95,7 +97,7 @@ def test_of_two_sentences_difference_and_product_are_seen():
     from stages.evaluate.transfer import features
 
     encode = lambda texts, kinds=None: np.array([places[text] for text in texts])  # noqa: E731
-    found = features(["test"], {"test": pairs}, encode)["test"]
+    found = features({"test": pairs}, encode)["test"]
     np.testing.assert_allclose(found, [[2, 3, 3, -2], [3, 2, 0, -1]])
 
 

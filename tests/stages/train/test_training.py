@@ -18,16 +18,19 @@ from stages.encoder.model import layer_stack
 from stages.encoder.settings import EncoderSettings
 from stages.encoder.tokenizer import pad
 from stages.errors import StorageError, UserError
+from stages.evaluate.classifiers import FAST
 from stages.evaluate.geometry import score_geometry
 from stages.evaluate.sets import StsSettings, load_sts
+from stages.evaluate.transfer import dev_accuracy, learned
 from stages.files import Root
 from stages.rows import FactorRows, TokenRows
 from stages.tokens.tokeniser import Tokeniser
 from stages.train.checkpoint import Checkpoints, Saved
+from stages.train.dev import DevSets
 from stages.train.engine import PlainEngine
 from stages.train.loop import Training
 from stages.train.order import BatchOrder
-from stages.train.settings import Objectives, TrainSettings
+from stages.train.settings import DevSettings, DevTransfer, Objectives, TrainSettings
 from stages.train.student import build_student, step_seed
 from stages.train.student_settings import StudentSettings
 from stages.train.views import TrainingData
@@ -443,8 +446,6 @@ def test_warm_up_and_decay():
 
 def scored(monkeypatch, *means):
     """Dev scores as given, evaluation by evaluation."""
-    from stages.train.dev import DevSets
-
     left = iter(means)
     monkeypatch.setattr(DevSets, "scores", lambda _: {"dev": next(left)})
 
@@ -487,6 +488,77 @@ def test_alignment_and_uniformity_are_measured_as_it_trains(data, student_folder
     without = run(data, student_folder, settings_of(schedule="constant")).progress.history
     assert [row["loss"] for row in without] == [row["loss"] for row in rows]
     assert not any("alignment/dev" in row for row in without)
+
+
+@pytest.fixture
+def tasks(tmp_path):
+    """Two transfer tasks whose label some words tell: with nested folds, and with a split train."""
+    sentences = make_sentences(120, seed=9)
+    labels = [int(len(text) > 30) for text in sentences]
+    assert 20 < sum(labels) < 100
+    whole = [f"{label}\t{text}" for label, text in zip(labels, sentences, strict=True)]
+    (tmp_path / "whole.tsv").write_text("\n".join(["label\ttext", *whole]) + "\n")
+    split = [f"{line}\t{'train' if row < 90 else 'test'}" for row, line in enumerate(whole)]
+    (tmp_path / "split.tsv").write_text("\n".join(["label\ttext\tsplit", *split]) + "\n")
+    return [{"name": name, "path": str(tmp_path / f"{name}.tsv")} for name in ("whole", "split")]
+
+
+def test_checkpoints_are_chosen_by_transfer_tasks(data, student_folder, tasks):
+    """By their mean, of what the student's encoder then gives; training is as without."""
+    settings = settings_of(dev={"transfer": tasks, "every_steps": 5}, schedule="constant")
+    chosen = StudentSettings(model=str(student_folder), pooling="mean", max_length=16, device="cpu")
+    built = build_student(chosen, settings.objectives, settings.seed, False)
+    data = replace(data, dev=[], transfer=settings.dev.transfer)
+    rows, expected = [], []
+    training = Training(PlainEngine(built, settings), settings, data)
+    for row in training.rows():
+        rows.append(row)
+        if "dev_spearman" in row:
+            built.eval()
+            expected.append(
+                {f"dev/{one.name}": dev_accuracy(learned(one.load()), built.encoder.encode, FAST)
+                 for one in settings.dev.transfer}
+            )  # fmt: skip
+    looks = [row for row in rows if "dev_spearman" in row]
+    found = [{name: row[name] for name in expected[0]} for row in looks]
+    assert found == [pytest.approx(one, abs=1e-3) for one in expected]
+    means = [sum(one.values()) / 2 for one in expected]
+    assert [row["dev_spearman"] for row in looks] == pytest.approx(means, abs=1e-3)
+    best = int(np.argmax(means))
+    assert len(set(means)) > 1 and training.progress.best_step == 5 * (best + 1)
+    without = run(data, student_folder, settings_of(data_dev=False, schedule="constant"))
+    assert [row["loss"] for row in without.progress.history] == [row["loss"] for row in rows]
+
+
+def test_a_table_that_is_only_to_be_tested_on_chooses_no_checkpoint(tmp_path):
+    rows = [f"{row % 2}\ttext {row}\ttest" for row in range(60)]
+    (tmp_path / "task.tsv").write_text("\n".join(["label\ttext\tsplit", *rows]) + "\n")
+    dev = DevSettings(transfer=[DevTransfer(name="x", path=str(tmp_path / "task.tsv"))])
+    with pytest.raises(UserError, match="no split train to choose checkpoints by"):
+        dev.check()
+
+
+def test_workers_share_transfer_tasks_and_their_accuracies(data, student_folder, tasks):
+    """So that all choose the same checkpoint, and stop at the same step."""
+    settings = settings_of(dev={"transfer": tasks})
+    chosen = StudentSettings(model=str(student_folder), pooling="mean", max_length=16, device="cpu")
+    student = build_student(chosen, settings.objectives, 0, False)
+    data = replace(data, dev=[], transfer=settings.dev.transfer)
+    alone = DevSets(PlainEngine(student, settings), data).scores()
+
+    class Second(PlainEngine):
+        rank, num_workers = 1, 2
+        of_the_first = ()
+
+        def sum_over_workers(self, x):
+            return x + self.of_the_first if len(x) == len(tasks) else self.vectors
+
+    engine = Second(student, settings)
+    engine.of_the_first = torch.tensor([alone["whole"], 0.0], dtype=torch.float64)
+    second = DevSets(engine, data)
+    plain = DevSets(PlainEngine(student, settings), data)._vectors()
+    engine.vectors = torch.from_numpy(plain)
+    assert second.scores() == alone
 
 
 def test_without_any_dev_score_the_last_step_is_the_result_and_that_is_said(
