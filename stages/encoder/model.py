@@ -25,7 +25,7 @@ from stages.encoder.dense import Dense, load_dense
 from stages.encoder.files import model_folder
 from stages.encoder.pipeline import PipelineEncoder
 from stages.encoder.settings import EncoderSettings, ModelSettings
-from stages.encoder.static import StaticTable, token_table
+from stages.encoder.static import StaticTable, load_static, token_table
 from stages.encoder.tokenizer import (
     SentenceTokenizer,
     load_tokenizer,
@@ -218,7 +218,8 @@ def load_for_inference(settings: EncoderSettings) -> Encoder | PipelineEncoder:
     dtype = computed_type(settings.precision, device)
     encoder: Encoder | PipelineEncoder
     if found.pooling == "pipeline":
-        encoder = PipelineEncoder(found, device, dtype)
+        table = None if found.encode_arguments else load_static(found, device)
+        encoder = table or PipelineEncoder(found, device, dtype)
     else:
         encoder = load_encoder(settings)
         encoder.backbone.to(dtype)

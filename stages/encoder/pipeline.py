@@ -5,6 +5,7 @@ It cannot be trained here.
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,14 @@ UNWANTED = ["*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt", "*.h5", "*.msgpack", "*
             "onnx/*", "openvino/*"]  # fmt: skip
 
 
+def pipeline_folder(settings: EncoderSettings) -> Path:
+    """The model's folder, or the hub's files without pickles, which would be read where a module
+    has nothing else."""
+    return model_folder(settings.model) or hub_folder(
+        settings.model, settings.commit, unwanted=UNWANTED
+    )
+
+
 class PipelineEncoder:
     """Texts to vectors, as `Encoder` gives them.
 
@@ -37,10 +46,7 @@ class PipelineEncoder:
     def __init__(self, settings: EncoderSettings, device: torch.device, dtype: torch.dtype) -> None:
         from sentence_transformers import SentenceTransformer
 
-        # without pickles, which would be read where a module has nothing else
-        folder = model_folder(settings.model) or hub_folder(
-            settings.model, settings.commit, unwanted=UNWANTED
-        )
+        folder = pipeline_folder(settings)
         with readable_errors(settings.model):
             self._model = SentenceTransformer(
                 str(folder),
@@ -49,7 +55,7 @@ class PipelineEncoder:
                 model_kwargs={"use_safetensors": True},
             )
         self._model.to(dtype)
-        with suppress(AttributeError):  # a static table has no such setting: it reads all
+        with suppress(AttributeError):  # some have no such setting
             self._model.max_seq_length = settings.max_length
         self.settings = settings
         self.device = device
@@ -59,7 +65,7 @@ class PipelineEncoder:
         self.dimension = self.encode(["a"]).shape[1]  # a module may say another one
         unknown = read_pipeline(described_in(settings)).unknown
         self.arithmetic = "computed by sentence-transformers"
-        if unknown and self.num_layers:  # a table has nothing that we could make faster
+        if unknown and self.num_layers:  # others have nothing that we could make faster
             self.arithmetic = (
                 "WARNING: computed by sentence-transformers, not by our own faster encoder, as it "
                 f"has {unknown}"
@@ -86,9 +92,8 @@ class PipelineEncoder:
         model: Any = self._model  # whose overloads know no further arguments
         # by kind, as a model may send them different ways (Router), unless it is told the way
         way = "encode" if kind is None or "task" in settings.encode_arguments else f"encode_{kind}"
-        prompt = settings.prompts.get(kind) if kind else None
         options = {
-            "prompt": (settings.prompt or "") if prompt is None else prompt,
+            "prompt": self._prompt(kind),
             "batch_size": max(1, settings.batch_tokens(self.device.type) // settings.max_length),
             "show_progress_bar": False,
         }
@@ -101,6 +106,10 @@ class PipelineEncoder:
                 f"model '{settings.model}': encode with {settings.encode_arguments} fails ({error})"
             ) from error
         return np.asarray(found, dtype=np.float32)
+
+    def _prompt(self, kind: Kind | None) -> str:
+        prompt = self.settings.prompts.get(kind) if kind else None
+        return (self.settings.prompt or "") if prompt is None else prompt
 
     def encode_unit(self, texts: Sequence[str], kinds: Kinds = None) -> np.ndarray:
         """`encode`, with rows scaled to length 1."""

@@ -6,14 +6,25 @@ sentence-transformers' StaticEmbedding, which is how it is used.
 """
 
 import json
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+
+from stages.encoder.config import TRUSTED
+from stages.encoder.files import read_json
+from stages.encoder.pipeline import PipelineEncoder, pipeline_folder
+from stages.encoder.settings import EncoderSettings
+from stages.encoder.tokenizer import readable_errors
+from stages.kinds import Kind
 
 if TYPE_CHECKING:
     from stages.encoder.model import Encoder
@@ -21,6 +32,9 @@ if TYPE_CHECKING:
 # a of the weight a / (a + p) of a token of frequency p (SIF, Arora et al. 2017), as in Model2Vec
 SMOOTHING = 1e-4
 BATCH_TOKENS = 1024
+TEXTS_AT_ONCE = 4096  # are tokenised and looked up
+WEIGHTS = "embedding.weight"
+MODULE = "sentence_transformers.models.StaticEmbedding"
 
 
 class StaticTable(nn.Module):
@@ -88,14 +102,72 @@ def save_static(encoder: "Encoder", weights: dict[str, Tensor], folder: Path) ->
     from tokenizers import Tokenizer
 
     folder.mkdir(parents=True, exist_ok=True)
-    table = weights["embedding.weight"]
+    table = weights[WEIGHTS]
     for number, _ in enumerate(encoder.dense):  # linear: the mean of maps is the map of the mean
         table = table @ weights[f"dense.{number}.linear.weight"].T
-    save_file({"embedding.weight": table.contiguous()}, folder / "model.safetensors")
+    save_file({WEIGHTS: table.contiguous()}, folder / "model.safetensors")
     rust = Tokenizer.from_str(encoder.tokenizer.pretrained.backend_tokenizer.to_str())
     rust.no_truncation()
     rust.no_padding()
     rust.save(str(folder / "tokenizer.json"))
-    module = "sentence_transformers.models.StaticEmbedding"
-    modules = [{"idx": 0, "name": "0", "path": "", "type": module}]
+    modules = [{"idx": 0, "name": "0", "path": "", "type": MODULE}]
     (folder / "modules.json").write_text(json.dumps(modules, indent=2) + "\n")
+
+
+class StaticEncoder(PipelineEncoder):
+    """A saved table, computed here: sentence-transformers takes 1.6 times as long
+    (docs/results.md), as it looks at every text for addresses and files first.
+
+    Args:
+        folder: of the module StaticEmbedding. normalizes: whether Normalize is behind it.
+    """
+
+    def __init__(
+        self, settings: EncoderSettings, device: torch.device, folder: Path, normalizes: bool
+    ) -> None:
+        from tokenizers import Tokenizer
+
+        with safe_open(folder / "model.safetensors", "pt") as weights:
+            self._table_VD = weights.get_tensor(WEIGHTS).float().to(device)
+        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._tokenizer.no_padding()
+        self._normalizes = normalizes
+        self.settings, self.device = settings, device
+        self.num_parameters, self.num_layers = self._table_VD.numel(), 0
+        self.dimension = self._table_VD.shape[1]
+        self.arithmetic = "means of a table's rows, in float32"
+
+    def _encode_kind(self, texts: Sequence[str], kind: Kind | None) -> np.ndarray:
+        out = np.empty((len(texts), self.dimension), dtype=np.float32)
+        for start in range(0, len(texts), TEXTS_AT_ONCE):
+            window = [self._prompt(kind) + text for text in texts[start : start + TEXTS_AT_ONCE]]
+            found = self._tokenizer.encode_batch_fast(window, add_special_tokens=False)
+            rows = [encoding.ids for encoding in found]
+            ends = np.cumsum([len(row) for row in rows])
+            ids = np.fromiter(chain.from_iterable(rows), np.int64, count=ends[-1])
+            places = (ids, np.concatenate([[0], ends[:-1]]))
+            with torch.inference_mode():
+                tensors = (torch.from_numpy(x).to(self.device) for x in places)
+                means = F.embedding_bag(next(tensors), self._table_VD, next(tensors), mode="mean")
+                means = F.normalize(means) if self._normalizes else means
+            out[start : start + len(window)] = means.cpu().numpy()
+        return out
+
+
+def load_static(settings: EncoderSettings, device: torch.device) -> StaticEncoder | None:
+    """The encoder of a model that is a saved table, and nothing but its length behind it."""
+    folder = pipeline_folder(settings)
+    modules = read_json(folder / "modules.json")
+    kinds = [one["type"].rpartition(".")[2] for one in modules]
+    if kinds not in (["StaticEmbedding"], ["StaticEmbedding", "Normalize"]):
+        return None
+    own = folder / modules[0]["path"]
+    weights, tokens = own / "model.safetensors", own / "tokenizer.json"
+    trusted = all(one["type"].startswith(TRUSTED) for one in modules)
+    if not (trusted and weights.is_file() and tokens.is_file()):
+        return None
+    with readable_errors(settings.model), safe_open(weights, "pt") as opened:
+        names = {*opened.keys()}
+    if WEIGHTS not in names:  # Model2Vec's own file
+        return None
+    return StaticEncoder(settings, device, own, normalizes=len(kinds) > 1)

@@ -8,7 +8,6 @@ penalty depends on the splits that a table has:
 Vectors are as the encoder pools them: papers do not scale them to length 1.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -169,7 +168,7 @@ def dev_accuracy(splits: dict[str, Labelled], encode: Encode, schedule: "Schedul
     """
     data = _on_device(splits, encode)
     if "train" in splits:
-        accuracies: Sequence[np.ndarray] = [_official_tries(data, schedule).accuracy]
+        accuracies = [_official_tries(data, schedule).accuracy]
     else:
         _, accuracies = _nested_tries(data["test"], schedule)
     return float(np.mean([_means(one).max() for one in accuracies]))
@@ -215,7 +214,7 @@ def _nested(data: "Data", schedule: "Schedule") -> list[np.ndarray]:
     ]
 
 
-def _nested_tries(data: "Data", schedule: "Schedule") -> tuple[list[Rows], Sequence[np.ndarray]]:
+def _nested_tries(data: "Data", schedule: "Schedule") -> tuple[list[Rows], list[np.ndarray]]:
     """Rows of the outer folds, and of each every penalty's accuracy (F, P) on its inner folds."""
     from stages.evaluate.classifiers import Fold, fit
 
@@ -223,7 +222,7 @@ def _nested_tries(data: "Data", schedule: "Schedule") -> tuple[list[Rows], Seque
     outer = _stratified(np.arange(len(labels)), labels, count)
     inner = [Fold(*part) for rows, _ in outer for part in _stratified(rows, labels, count)]
     accuracy = fit(*data, inner, np.tile(PENALTIES, (len(inner), 1)), schedule).accuracy
-    return outer, accuracy.reshape(count, count, -1)
+    return outer, [*accuracy.reshape(count, count, -1)]
 
 
 def _official(data: "dict[str, Data]", schedule: "Schedule") -> list[np.ndarray]:

@@ -101,7 +101,7 @@ def folds_then_test(x: Tensor, y: Tensor, test: Examples, config: Config) -> Acc
         scores.append(round(100 * np.mean(inner), 2))
     model = Classifier(x.shape[1], num_labels, PENALTIES[np.argmax(scores)], config)
     model.fit(x, y)
-    return Accuracies(100 * model.score(*test), max(scores))
+    return Accuracies(100 * model.score(*test), float(max(scores)))
 
 
 def dev_then_test(
@@ -114,7 +114,7 @@ def dev_then_test(
         scores.append(round(100 * model.fit(x, y, dev=dev), 2))
     model = Classifier(x.shape[1], int(y.max()) + 1, PENALTIES[np.argmax(scores)], config)
     model.fit(x, y, dev=dev)
-    return Accuracies(100 * model.score(*test), max(scores))
+    return Accuracies(100 * model.score(*test), float(max(scores)))
 
 
 def _folds(x: Tensor, y: Tensor, config: Config) -> Any:

@@ -5,7 +5,10 @@ import json
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.models import Dense as ItsDense
+from sentence_transformers.models import Normalize
 from torch import nn
 
 from stages.encoder.dense import Dense
@@ -13,7 +16,7 @@ from stages.encoder.model import load_encoder, load_for_inference
 from stages.encoder.pipeline import PipelineEncoder
 from stages.encoder.settings import EncoderSettings
 from stages.encoder.source import EncoderSource
-from stages.encoder.static import SMOOTHING
+from stages.encoder.static import SMOOTHING, StaticEncoder
 from stages.tokens.stage import tokenizer_identity
 from stages.train.engine import cpu_copy
 from stages.train.student import save_encoder
@@ -87,6 +90,44 @@ def test_it_is_saved_as_a_static_embedding_with_its_map_inside(static, tmp_path)
     theirs = SentenceTransformer(str(tmp_path / "saved"), device="cpu")
     (found,) = theirs.encode(["cat " * 50 + "dog " * 50])
     np.testing.assert_allclose(found, static.encode(["cat", "dog"]).mean(0), atol=1e-5)
+
+
+@pytest.mark.parametrize("normalizes", [False, True])
+def test_a_saved_table_is_computed_as_sentence_transformers_does(
+    static, tmp_path, monkeypatch, normalizes
+):
+    """Whole windows and a last one, all of a text, its prompt, and texts without a token."""
+    monkeypatch.setattr("stages.encoder.static.TEXTS_AT_ONCE", 7)
+    save_encoder(static, cpu_copy(static), tmp_path / "saved")
+    theirs = SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    if normalizes:
+        theirs.append(Normalize())
+        theirs.save(str(tmp_path / "saved"))
+    texts = [*make_sentences(23), "cat " * 50, "", " "]
+    for prompt in ("", "the old man "):
+        ours = load_for_inference(
+            EncoderSettings(model=str(tmp_path / "saved"), prompt=prompt, device="cpu")
+        )
+        assert type(ours) is StaticEncoder
+        expected = theirs.encode(texts, prompt=prompt)
+        np.testing.assert_allclose(ours.encode(texts), expected, atol=1e-6)
+        lengths = np.linalg.norm(expected[:23], axis=1)
+        assert np.allclose(lengths, 1, atol=1e-5) == normalizes
+
+
+@pytest.mark.parametrize("what", ["a map behind it", "Model2Vec's names"])
+def test_other_tables_are_sentence_transformers_own(static, tmp_path, what):
+    save_encoder(static, cpu_copy(static), tmp_path / "saved")
+    if what == "a map behind it":
+        model = SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+        model.append(ItsDense(32, 8))
+        model.save(str(tmp_path / "saved"))
+    else:
+        file = tmp_path / "saved" / "model.safetensors"
+        save_file({"embeddings": load_file(file)["embedding.weight"]}, file)
+    again = load_for_inference(EncoderSettings(model=str(tmp_path / "saved"), device="cpu"))
+    assert type(again) is PipelineEncoder
+    assert again.encode(["cat"]).shape == (1, 8 if "map" in what else 32)
 
 
 def test_a_text_without_tokens_is_no_reason_to_stop(static):
