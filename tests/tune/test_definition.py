@@ -69,7 +69,7 @@ def test_bad_searches_are_refused_with_the_reason(make_search, section, message)
 
 
 def test_without_labelled_pairs_there_is_no_dev_score(make_search, tiny_recipe):
-    with pytest.raises(UserError, match="no `train.dev` with labelled pairs"):
+    with pytest.raises(UserError, match="no `train.dev` with labels"):
         make_search({RATE: {"grid": [1]}}, recipe=tiny_recipe("train.dev=null"))
     make_search({RATE: {"grid": [1]}}, recipe=tiny_recipe("train.dev=null"), metric="loss")
 
