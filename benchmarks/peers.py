@@ -358,7 +358,7 @@ def draw(lines: list[Row], file: Path) -> None:
         xscale="log", xlabel="sentences/s, one thread", ylabel="Spearman x 100, mean of four sets"
     )
     axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.margins(0.2, 0.15)
+    axes.margins(0.25, 0.15)
     figure.savefig(file, dpi=150)
 
 

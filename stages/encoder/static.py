@@ -115,8 +115,8 @@ def save_static(encoder: "Encoder", weights: dict[str, Tensor], folder: Path) ->
 
 
 class StaticEncoder(PipelineEncoder):
-    """A saved table, computed here: sentence-transformers takes 1.6 times as long
-    (docs/results.md), as it looks at every text for addresses and files first.
+    """A saved table, computed here: sentence-transformers takes twice as long (docs/results.md), as
+    it tokenises 32 texts at a time and looks at each for addresses and files first.
 
     Args:
         folder: of the module StaticEmbedding. normalizes: whether Normalize is behind it.
