@@ -119,22 +119,21 @@ class StaticEncoder(PipelineEncoder):
     it tokenises 32 texts at a time and looks at each for addresses and files first.
 
     Args:
-        folder: of the module StaticEmbedding. normalizes: whether Normalize is behind it.
+        table_VD: float32, on the device. tokenizer: its file. normalizes: whether Normalize is
+            behind it.
     """
 
     def __init__(
-        self, settings: EncoderSettings, device: torch.device, folder: Path, normalizes: bool
+        self, settings: EncoderSettings, table_VD: Tensor, tokenizer: Path, normalizes: bool
     ) -> None:
         from tokenizers import Tokenizer
 
-        with safe_open(folder / "model.safetensors", "pt") as weights:
-            self._table_VD = weights.get_tensor(WEIGHTS).float().to(device)
-        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._tokenizer = Tokenizer.from_file(str(tokenizer))
         self._tokenizer.no_padding()
-        self._normalizes = normalizes
-        self.settings, self.device = settings, device
-        self.num_parameters, self.num_layers = self._table_VD.numel(), 0
-        self.dimension = self._table_VD.shape[1]
+        self._table_VD, self._normalizes = table_VD, normalizes
+        self.settings, self.device = settings, table_VD.device
+        self.num_parameters, self.num_layers = table_VD.numel(), 0
+        self.dimension = table_VD.shape[1]
         self.arithmetic = "means of a table's rows, in float32"
 
     def _encode_kind(self, texts: Sequence[str], kind: Kind | None) -> np.ndarray:
@@ -167,7 +166,7 @@ def load_static(settings: EncoderSettings, device: torch.device) -> StaticEncode
     if not (trusted and weights.is_file() and tokens.is_file()):
         return None
     with readable_errors(settings.model), safe_open(weights, "pt") as opened:
-        names = {*opened.keys()}
-    if WEIGHTS not in names:  # Model2Vec's own file
-        return None
-    return StaticEncoder(settings, device, own, normalizes=len(kinds) > 1)
+        if WEIGHTS not in {*opened.keys()}:  # Model2Vec's own file
+            return None
+        table = opened.get_tensor(WEIGHTS).float().to(device)
+    return StaticEncoder(settings, table, tokens, normalizes=len(kinds) > 1)
