@@ -160,56 +160,75 @@ class Client(ABC, Generic[R, A, Found]):
         with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
             loop = runner.get_loop()
             driver = loop.create_task(self._drive(iter(requests)))  # noqa: F841 - or it is collected
-            while (found := loop.run_until_complete(self._results.get())) is not None:
-                yield found
+            try:
+                while (found := loop.run_until_complete(self._results.get())) is not None:
+                    yield found
+            except GeneratorExit:  # e.g. a shard cannot be stored: nobody takes what else is found
+                self._stop(RuntimeError("its results are not taken"))
+                while loop.run_until_complete(self._results.get()) is not None:
+                    pass
+                raise
         if self._fatal is not None:
             raise self._fatal
 
     async def _drive(self, requests: Iterator[R]) -> None:
         """Sends what is to be sent. A None ends the results; `_fatal` says what went wrong."""
+        flushing = asyncio.create_task(self._flush())
         try:
             try:
                 async with self._endpoint.opened(), asyncio.TaskGroup() as group:
-                    flushing = group.create_task(self._flush())
-                    while (request := await self._next(requests)) is not None:
-                        found = self.prepare(request)
-                        if found is not None:
-                            await self._give(request, found)
-                            continue
-                        grant = await self._permission(request)
-                        self._tasks += 1
-                        group.create_task(self._send(request, grant))
-                        self._tell()
-                    flushing.cancel()
+                    try:
+                        await self._send_all(requests, group)
+                    except Exception as error:  # the group waits for those in flight: they are paid
+                        self._stop(error)
             finally:
+                flushing.cancel()
                 self._journal.close()
         except Exception as error:
             errors = error.exceptions if isinstance(error, ExceptionGroup) else [error]
-            self._fatal = next((one for one in errors if isinstance(one, UserError)), errors[0])
+            self._stop(next((one for one in errors if isinstance(one, UserError)), errors[0]))
         await self._results.put(None)
+
+    async def _send_all(self, requests: Iterator[R], group: asyncio.TaskGroup) -> None:
+        while (request := await self._next(requests)) is not None:
+            found = self.prepare(request)
+            if found is not None:
+                await self._give(request, found)
+                continue
+            grant = await self._permission(request)
+            self._tasks += 1
+            group.create_task(self._send(request, grant))
+            self._tell()
+
+    def _stop(self, error: Exception) -> None:
+        """No more requests are sent; the first error is the one that is raised."""
+        self._fatal = self._fatal or error
+        self._changed.set()
 
     async def _flush(self) -> None:
         """What is held for an object store does not wait for the next answer."""
-        while True:
-            await asyncio.sleep(SECONDS_IN_SEGMENT)
-            self._journal.flush(SECONDS_IN_SEGMENT)
+        try:
+            while True:
+                await asyncio.sleep(SECONDS_IN_SEGMENT)
+                self._journal.flush(SECONDS_IN_SEGMENT)
+        except Exception as error:
+            self._stop(error)
 
     async def _next(self, requests: Iterator[R]) -> R | None:
         """One to be tried again if there is any, else a new one; None when all are done."""
         while True:
             self._changed.clear()
-            if self._fatal is None:
-                if self._retries:
-                    return self._retries.popleft()
-                if self._open < 3 * self._asked.concurrency:  # else many wait already
-                    new = next(requests, None)
-                    if new is not None:
-                        self._open += 1
-                        return new
-                if not self._open:
-                    return None
-            elif not self._tasks:
+            if self._fatal is not None:
                 raise self._fatal
+            if self._retries:
+                return self._retries.popleft()
+            if self._open < 3 * self._asked.concurrency:  # else many wait already
+                new = next(requests, None)
+                if new is not None:
+                    self._open += 1
+                    return new
+            if not self._open:
+                return None
             await self._changed.wait()
 
     async def _permission(self, request: R) -> Grant:
@@ -217,7 +236,7 @@ class Client(ABC, Generic[R, A, Found]):
         tokens = self.estimated_tokens(request.body)
         while True:
             self._changed.clear()
-            if self._fatal is not None and not self._tasks:
+            if self._fatal is not None:
                 raise self._fatal
             delay = self._limits.wait(tokens)
             short = self._limits.exceeded(tokens)
@@ -227,22 +246,14 @@ class Client(ABC, Generic[R, A, Found]):
                     "far. Raise it and run again to continue; nothing is paid twice."
                 )
             most = self._asked.concurrency if self._failures.reached else 1
-            free = self._fatal is None and short is None and self._in_flight < most
-            if free and not self._is_allowed():
+            free = short is None and self._in_flight < most
+            if free and not self._may_pay():
                 delay = max(delay, SECONDS_BETWEEN_LOOKS)
             if free and delay <= 0:
                 self._in_flight += 1
                 return self._limits.take(tokens)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), delay if free else None)
-
-    def _is_allowed(self) -> bool:
-        """Whether a request may be sent; what must end ends once those in flight are answered."""
-        try:
-            return self._may_pay()
-        except UserError as error:
-            self._fatal = self._fatal or error
-            return False
 
     async def _send(self, request: R, grant: Grant) -> None:
         """Sends a request; gives its result, or puts it back to be tried again."""
@@ -269,8 +280,8 @@ class Client(ABC, Generic[R, A, Found]):
                 else:
                     found, again = given_up.found, given_up.instead
         except UserError as error:
-            # others in flight are answered, and paid for: the driver lets them end before it stops
-            self._fatal, found, again = self._fatal or error, None, (request,)
+            self._stop(error)
+            found, again = None, (request,)
         finally:
             self._in_flight -= 1
             self._limits.settle(grant, cost)

@@ -13,9 +13,13 @@ from email.utils import formatdate
 import pytest
 
 from stages.endpoint.failures import Patience
-from stages.errors import UserError
+from stages.endpoint.journal import Journal
+from stages.errors import StorageError, UserError
+from stages.files import Root
+from stages.rewrite.chat import Answer
+from stages.rewrite.client import ChatClient
 from stages.rewrite.rewrites import Outcome
-from tests.support.chat_client import ask
+from tests.support.chat_client import QUICK, ask, settings_of
 from tests.support.chat_server import Reply, rewrite_of
 from tests.support.command import wait_until
 
@@ -212,6 +216,51 @@ def test_nothing_is_asked_for_on_a_disk_without_room(serve, tmp_path, monkeypatc
         ask(server, tmp_path, ["A cat.", "A dog."])
     assert not server.bodies
     assert not [*(tmp_path / "answers").iterdir()]
+
+
+@pytest.mark.parametrize("at_fault", ["whoever takes results", "the source", "flushing"])
+def test_answers_in_flight_are_kept_whatever_goes_wrong_elsewhere(
+    serve, tmp_path, monkeypatch, at_fault
+):
+    """As when a shard cannot be stored, or sentences cannot be read."""
+    all_sent, may_answer = threading.Event(), threading.Event()
+
+    def behave(sentence, nth, total):
+        if total == 8:
+            all_sent.set()
+        held = {1: None, 2: all_sent}.get(total, may_answer)  # the first goes alone
+        return Reply(rewrite_of(sentence), hold=held)
+
+    def fail():
+        may_answer.set()
+        raise StorageError("the disk is full")
+
+    def sentences():
+        for number in range(8):
+            yield number, f"Number {number} is a cat."
+        if at_fault == "the source":
+            fail()
+
+    def flush(self, older_than=0.0):
+        if at_fault == "flushing" and all_sent.is_set() and not may_answer.is_set():
+            fail()
+
+    monkeypatch.setattr(Journal, "flush", flush)
+    monkeypatch.setattr("stages.endpoint.client.SECONDS_IN_SEGMENT", 0.01)
+    server = serve(behave)
+    settings = settings_of(base_url=server.url, concurrency=8)
+    journal = Journal(Root(str(tmp_path)), "answers", "me", Answer)
+    client = ChatClient(settings, None, journal, print, QUICK)
+
+    def take():
+        for number, _ in client.run(sentences()):
+            if at_fault == "whoever takes results" and number:
+                fail()
+
+    with pytest.raises(StorageError, match="the disk is full"):
+        take()
+    assert len(server.answered) == 8
+    assert Journal(Root(str(tmp_path)), "answers", "me", Answer).spent().requests == 8
 
 
 def test_killed_twice_in_the_middle_no_answer_is_paid_twice(serve, tmp_path):
