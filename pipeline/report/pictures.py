@@ -1,6 +1,7 @@
 """Pictures of figures and of what they were computed from."""
 
 import itertools
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,13 +9,15 @@ import numpy as np
 
 from pipeline.report.differences import items_of
 from pipeline.report.figures import Results
-from pipeline.report.plots import colours, legend_above, new_figure, svg_text
+from pipeline.report.plots import OTHER_COLOURS, colours, legend_above, new_figure, svg_text
 from pipeline.store.artifacts import ArtifactStore
 from stages.contract import EncoderLabel
 from stages.evaluate.agreement import BANDS
+from stages.evaluate.clustering import PLANE
 
 # Ranges of gold scores that a set is cut into, and sets that are drawn: all of SentEval's seven
 GROUPS, MOST_SETS = 5, 8
+MOST_BESIDE = 3  # planes
 
 
 def pictures(store: ArtifactStore, results: Results) -> Sequence[tuple[str, str]]:
@@ -23,6 +26,7 @@ def pictures(store: ArtifactStore, results: Results) -> Sequence[tuple[str, str]
         ("Similarities by gold score", by_gold_score(store, results)),
         ("Agreement by band", by_band(results)),
         ("Alignment and uniformity", by_geometry(results)),
+        ("Sentences in the plane", in_planes(store, results)),
     ]
     return [(heading, picture) for heading, picture in found if picture]
 
@@ -115,4 +119,48 @@ def by_geometry(results: Results) -> str:
     axes.margins(0.25)
     axes.set_xlabel("uniformity of all sentences")
     axes.set_ylabel("alignment of like pairs")
+    return svg_text(figure)
+
+
+def in_planes(store: ArtifactStore, results: Results) -> str:
+    """Where sentences of each label lie, on the two principal components of each encoder's vectors;
+    a picture for each clustering set, "" without any. Of several seeds the first."""
+    found: dict[str, dict[EncoderLabel, Any]] = {}
+    for one, folders in zip(results.measurements, results.sources, strict=True):
+        others = one.encoder.variant, one.encoder.dimensions
+        artifact = store.open(folders[0])
+        if PLANE in artifact.files and not any(others):
+            plane = json.loads(artifact.file_path(PLANE).read_text())
+            found.setdefault(one.figures[0].name, {})[one.encoder] = plane
+    order = results.encoders
+    return "".join(
+        _planes(name.removeprefix("V "), {label: of[label] for label in order if label in of})
+        for name, of in list(found.items())[:MOST_SETS]
+    )
+
+
+def _planes(name: str, planes: Mapping[EncoderLabel, Any]) -> str:
+    """One set: encoders beside each other, labels in colours."""
+    columns = min(len(planes), MOST_BESIDE)
+    rows = [1] * -(-len(planes) // columns)
+    figure, axes = new_figure(max(5, 3 * columns), 3 * len(rows) + 0.8, rows, columns)
+    places = list(np.atleast_1d(axes).flat)
+    for place, (encoder, plane) in zip(places, planes.items(), strict=False):
+        points_N3 = np.array(plane["points"])
+        for number, label in enumerate(plane["names"]):
+            xy = points_N3[points_N3[:, 2] == number, :2].T
+            place.scatter(*xy, s=5, color=OTHER_COLOURS[number], linewidths=0, label=label)
+        place.set_title(f"{encoder.title}\n{plane['share']:.0f}% of the variance", fontsize=9)
+        place.set_aspect("equal", "datalim")
+        place.set(xticks=[], yticks=[])
+    for place in places[len(planes) :]:
+        place.remove()
+    more = plane["num_labels"] - len(plane["names"])
+    without = f", without {more} less frequent labels" if more else ""
+    figure.suptitle(name + without, fontsize=10)
+    handles, labels = places[0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=5, frameon=False, fontsize=8,
+        markerscale=3,
+    )  # fmt: skip
     return svg_text(figure)

@@ -44,11 +44,14 @@ def legend_above(figure: Any, encoders: Sequence[EncoderLabel]) -> None:
     figure.legend(loc="outside upper center", ncols=columns, frameon=False)
 
 
-def new_figure(width: float, height: float, rows: Sequence[float] = (1,)) -> tuple[Any, Any]:
-    """A figure of that many inches, and its only axes; or axes below each other.
+def new_figure(
+    width: float, height: float, rows: Sequence[float] = (1,), columns: int = 1
+) -> tuple[Any, Any]:
+    """A figure of that many inches, and its only axes; or axes below or beside each other.
 
     Args:
-        rows: their shares of the height; they share what is across.
+        rows: their shares of the height; they share what is across. columns: with axes of their
+            own.
     """
     from matplotlib import rcParams
     from matplotlib.figure import Figure
@@ -57,8 +60,8 @@ def new_figure(width: float, height: float, rows: Sequence[float] = (1,)) -> tup
     rcParams["svg.fonttype"] = "none"  # text as text
     rcParams["figure.facecolor"] = rcParams["axes.facecolor"] = "none"  # the page's
     figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.subplots(len(rows), sharex=True, height_ratios=rows)
-    for one in np.atleast_1d(axes):
+    axes = figure.subplots(len(rows), columns, sharex=columns == 1, height_ratios=rows)
+    for one in np.atleast_1d(axes).flat:
         one.spines[["top", "right"]].set_visible(False)
     return figure, axes
 

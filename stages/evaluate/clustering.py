@@ -1,6 +1,7 @@
-"""Clustering: do sentences of one label lie together? V-measure of k-means."""
+"""Clustering: do sentences of one label lie together? V-measure of k-means; where they lie."""
 
-from typing import ClassVar
+import json
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -10,8 +11,10 @@ from stages.evaluate.base import Encode, Result, Tested
 from stages.evaluate.resampling import Items, pseudo_values
 from stages.evaluate.tables import Labelled, LabelledTest
 from stages.evaluate.transfer import features
+from stages.principal import principal_directions
 
 BATCH_ROWS = 500
+PLANE, MOST_POINTS, MOST_LABELS = "plane.json", 1000, 10
 
 
 class ClusteringTest(LabelledTest):
@@ -25,6 +28,9 @@ class ClusteringTest(LabelledTest):
     @property
     def title(self) -> str:
         return f"clustering-{self.name}"
+
+    def described(self) -> dict[str, Any]:
+        return super().described() | {"version": 2}  # keeps where texts lie in the plane
 
     def load(self) -> Labelled:
         return self.read(num_texts=1)["test"]
@@ -53,7 +59,35 @@ def score_clustering(name: str, examples: Labelled, encode: Encode, num_seeds: i
     )  # fmt: skip
     note = f"Clustering: V-measure x 100 of k-means; mean and range of {num_seeds} seeds."
     items = Items("mean of repetitions", by_text_NS)
-    return Result([figure], (note,), (("num_tested", len(examples.texts)),), {figure.name: items})
+    facts = (("num_tested", len(examples.texts)),)
+    files = {PLANE: json.dumps(in_plane(vectors, examples)).encode()}
+    return Result([figure], (note,), facts, {figure.name: items}, files)
+
+
+def in_plane(vectors_ND: np.ndarray, examples: Labelled) -> dict[str, Any]:
+    """Texts of the ten most frequent labels on the two principal components of their vectors.
+
+    Returns:
+        `names` of these labels; `points`, up to 1,000 texts in equal steps, as [x, y, place of its
+        label]; `share` of the variance, in percent, that the plane has; `num_labels` of all.
+    """
+    numbers, counts = np.unique(examples.labels, return_counts=True)
+    shown = np.sort(numbers[np.argsort(-counts, kind="stable")[:MOST_LABELS]])
+    chosen = np.flatnonzero(np.isin(examples.labels, shown))
+    centred_ND = vectors_ND[chosen] - vectors_ND[chosen].mean(0, dtype=np.float64)
+    directions_D2 = principal_directions(centred_ND, 2)
+    # either sign is right: the same vectors give the same picture
+    directions_D2 *= np.sign(directions_D2[np.abs(directions_D2).argmax(0), [0, 1]])
+    all_N2 = centred_ND @ directions_D2
+    rows = np.unique(np.linspace(0, len(chosen) - 1, MOST_POINTS).round().astype(int))
+    labels = np.searchsorted(shown, examples.labels[chosen[rows]])
+    return {
+        "names": [examples.names[number] for number in shown],
+        "points": [[*xy, label] for xy, label in
+                   zip(all_N2[rows].round(4).tolist(), labels.tolist(), strict=True)],
+        "share": 100 * float((all_N2**2).sum() / max((centred_ND**2).sum(), 1e-12)),
+        "num_labels": len(numbers),
+    }  # fmt: skip
 
 
 def v_measure_by_text(labels_N: np.ndarray, clusters_N: np.ndarray) -> np.ndarray:

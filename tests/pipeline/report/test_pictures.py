@@ -1,12 +1,15 @@
 """Pictures of the report page: what they are drawn of."""
 
 import itertools
+import json
+from types import SimpleNamespace
 
 import numpy as np
 
 from pipeline.report import pictures
 from pipeline.report.figures import Results
 from stages.contract import EncoderLabel, Figure, Measurement
+from stages.evaluate.clustering import PLANE
 from stages.evaluate.resampling import Items
 
 AFTER, TEACHER = EncoderLabel("after", "after"), EncoderLabel("teacher", "t")
@@ -65,6 +68,35 @@ def test_alignment_is_drawn_against_uniformity(monkeypatch):
     (axes,) = figures[0].axes
     assert [c.get_offsets().tolist() for c in axes.collections] == [[[-2.0, 0.3]]]
     assert [text.get_text() for text in axes.texts] == ["student after"]
+
+
+def test_labels_are_drawn_in_each_encoders_plane(monkeypatch, tmp_path):
+    """Encoders in the table's order, four in two rows; not the student's variants, nor what kept
+    none."""
+    figures, folders, measured = drawn(monkeypatch), {}, []
+    variant, before = EncoderLabel("after", "after", variant="x"), EncoderLabel("before", "before")
+    other = EncoderLabel("teacher", "u")
+    for label in (AFTER, variant, TEACHER, other, before):
+        plane = {"names": ["a", "b"], "points": [[1, 2, 0], [3, len(folders), 1], [5, 6, 0]],
+                 "share": 40.0, "num_labels": 5}  # fmt: skip
+        file = tmp_path / f"{len(folders)}.json"
+        file.write_text(json.dumps(plane))
+        folders[file.name] = SimpleNamespace(files=[PLANE], file_path=lambda _, file=file: file)
+        measured.append(Measurement(label, [Figure("V set", 1.0)]))
+    folders["none"] = SimpleNamespace(files=[])
+    measured.append(Measurement(AFTER, [Figure("STS", 1.0)]))
+    store = SimpleNamespace(open=folders.__getitem__)
+    results = Results(measured, [], {}, [[folder] for folder in folders])
+    assert pictures.in_planes(store, results) == "<svg>"
+    axes = figures[0].axes
+    titles = [one.get_title().partition("\n")[0] for one in axes]
+    assert titles == [label.title for label in (before, TEACHER, other, AFTER)]
+    for one, number in zip(axes, (4, 2, 3, 0), strict=True):
+        points = [c.get_offsets().tolist() for c in one.collections]
+        assert points == [[[1, 2], [5, 6]], [[3, number]]]
+    assert figures[0].get_suptitle() == "set, without 3 less frequent labels"
+    (legend,) = figures[0].legends
+    assert [text.get_text() for text in legend.get_texts()] == ["a", "b"]
 
 
 def test_nothing_is_drawn_of_nothing(monkeypatch):

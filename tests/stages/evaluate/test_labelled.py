@@ -7,13 +7,19 @@ import numpy as np
 import pytest
 import pytrec_eval
 import scipy.stats
+from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score, ndcg_score, v_measure_score
 
 from stages.errors import UserError
 from stages.evaluate import base
 from stages.evaluate.classification import ClassificationTest, sampled, score_classification
-from stages.evaluate.clustering import ClusteringTest, score_clustering, v_measure_by_text
+from stages.evaluate.clustering import (
+    ClusteringTest,
+    in_plane,
+    score_clustering,
+    v_measure_by_text,
+)
 from stages.evaluate.corpora import Corpus, CorpusTest, score_corpus
 from stages.evaluate.pairs import PairsTest, score_pairs
 from stages.evaluate.ranking import RankingTest, score_ranking
@@ -199,6 +205,27 @@ def test_clusters_are_found_where_there_are_any(tmp_path):
     assert found.value == pytest.approx(100) and found.interval == pytest.approx((100, 100))
     (blind,) = score_clustering("x", test.load(), encode, 5).figures
     assert blind.value < 15 and blind.interval[0] < blind.value < blind.interval[1]
+
+
+def test_texts_lie_in_the_plane_of_their_principal_components():
+    """Against scikit-learn's, of the ten most frequent of twelve labels."""
+    random = np.random.default_rng(0)
+    labels = random.permutation(np.repeat(np.arange(12), [200] * 5 + [5] + [150] * 5 + [9]))
+    vectors = random.standard_normal((12, 16))[labels] + random.standard_normal((1764, 16)) + 3
+    examples = Labelled([("a",)] * 1764, labels, [f"label {number}" for number in range(12)])
+    found = in_plane(vectors.astype(np.float32), examples)
+    kept = np.setdiff1d(np.arange(12), [5, 11])
+    assert found["names"] == [f"label {number}" for number in kept] and found["num_labels"] == 12
+    rows = np.flatnonzero(np.isin(labels, kept))
+    analysis = PCA(2).fit(vectors[rows])
+    assert found["share"] == pytest.approx(100 * analysis.explained_variance_ratio_.sum())
+    *points, names = np.array(found["points"]).T
+    shown = rows[np.linspace(0, len(rows) - 1, 1000).round().astype(int)]
+    np.testing.assert_array_equal(kept[names.astype(int)], labels[shown])
+    for own, other in zip(points, analysis.transform(vectors[shown]).T, strict=True):
+        assert min(np.abs(own - other).max(), np.abs(own + other).max()) < 1e-3
+    alike = in_plane(np.ones((3, 4), np.float32), Labelled([("a",)] * 3, np.arange(3), ["x"] * 3))
+    assert alike["share"] == 0 and len(alike["points"]) == 3
 
 
 def test_what_v_measure_is_compared_by_is_that_of_leaving_out_each_text():
