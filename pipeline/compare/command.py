@@ -107,9 +107,13 @@ def _check_files(options: argparse.Namespace) -> None:
         UserError: a file cannot be written.
     """
     for name in ("json", "page"):
-        file = getattr(options, name)
+        if getattr(options, name) is None:
+            continue
+        file = Path(getattr(options, name))
         try:
-            if file is not None:
-                Path(file).open("a").close()
+            is_new = not file.exists()
+            file.open("a").close()
+            if is_new:
+                file.unlink()
         except OSError as error:
             raise UserError(f"--{name} {file}: cannot be written ({error.strerror})") from None

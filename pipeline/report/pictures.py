@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,11 +10,19 @@ import numpy as np
 
 from pipeline.report.differences import items_of
 from pipeline.report.figures import Results
-from pipeline.report.plots import OTHER_COLOURS, colours, legend_above, new_figure, svg_text
+from pipeline.report.plots import (
+    OTHER_COLOURS,
+    colours,
+    legend_above,
+    legend_columns,
+    new_figure,
+    svg_text,
+)
 from pipeline.store.artifacts import ArtifactStore
 from stages.contract import EncoderLabel
 from stages.evaluate.agreement import BANDS
 from stages.evaluate.clustering import PLANE
+from stages.plain import shortened
 
 # Ranges of gold scores that a set is cut into, and sets that are drawn: all of SentEval's seven
 GROUPS, MOST_SETS = 5, 8
@@ -147,10 +156,11 @@ def _planes(name: str, planes: Mapping[EncoderLabel, Any]) -> str:
     places = list(np.atleast_1d(axes).flat)
     for place, (encoder, plane) in zip(places, planes.items(), strict=False):
         points_N3 = np.array(plane["points"])
-        for number, label in enumerate(plane["names"]):
+        for number in range(len(plane["names"])):
             xy = points_N3[points_N3[:, 2] == number, :2].T
-            place.scatter(*xy, s=5, color=OTHER_COLOURS[number], linewidths=0, label=label)
-        place.set_title(f"{encoder.title}\n{plane['share']:.0f}% of the variance", fontsize=9)
+            place.scatter(*xy, s=5, color=OTHER_COLOURS[number], linewidths=0)
+        title = textwrap.fill(encoder.title, 36)
+        place.set_title(f"{title}\n{plane['share']:.0f}% of the variance", fontsize=9)
         place.set_aspect("equal", "datalim")
         place.set(xticks=[], yticks=[])
     for place in places[len(planes) :]:
@@ -158,9 +168,9 @@ def _planes(name: str, planes: Mapping[EncoderLabel, Any]) -> str:
     more = plane["num_labels"] - len(plane["names"])
     without = f", without {more} less frequent labels" if more else ""
     figure.suptitle(name + without, fontsize=10)
-    handles, labels = places[0].get_legend_handles_labels()
+    names = [shortened(label, 32) for label in plane["names"]]
     figure.legend(
-        handles, labels, loc="outside lower center", ncols=5, frameon=False, fontsize=8,
-        markerscale=3,
+        places[0].collections, names, loc="outside lower center", frameon=False, markerscale=3,
+        ncols=legend_columns(figure, names),
     )  # fmt: skip
     return svg_text(figure)

@@ -39,9 +39,14 @@ def colours(encoders: Sequence[EncoderLabel]) -> dict[EncoderLabel, str]:
 
 def legend_above(figure: Any, encoders: Sequence[EncoderLabel]) -> None:
     """A legend of the encoders' titles, in as many columns as there is room for."""
-    longest = max(len(encoder.title) for encoder in encoders)
-    columns = max(1, min(len(encoders), int(figure.get_figwidth() * 12) // (longest + 5)))
+    columns = legend_columns(figure, [encoder.title for encoder in encoders])
     figure.legend(loc="outside upper center", ncols=columns, frameon=False)
+
+
+def legend_columns(figure: Any, texts: Sequence[str]) -> int:
+    """In how many columns a legend has room."""
+    most = int(figure.get_figwidth() * 12) // (max(map(len, texts)) + 5)
+    return max(1, min(len(texts), most))
 
 
 def new_figure(

@@ -67,7 +67,8 @@ class Evaluate(Stage):
     # 5: clustering and agreement over pairs keep items too; SentEval's and MTEB's procedures see
     #    vectors that are not scaled to length 1
     # 6: alignment and uniformity keep items
-    version = 6
+    # 7: clustering keeps where texts lie in the plane
+    version = 7
 
     def identity(self, inputs: Mapping[str, Fingerprinted]) -> dict[str, Any]:
         found = self.encoder.identity(inputs) | {"encoder.max_length": self.max_length}

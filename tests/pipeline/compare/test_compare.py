@@ -311,13 +311,17 @@ def test_what_cannot_be_tested(sentray, sts, tmp_path, teacher_folder, on, messa
     )
 
 
-def test_a_file_that_cannot_be_written_is_said_first(sentray, sts, teacher_folder, monkeypatch):
+def test_a_file_that_cannot_be_written_is_said_first(
+    sentray, sts, tmp_path, teacher_folder, monkeypatch
+):
     monkeypatch.setattr(Evaluate, "load", lambda *_: pytest.fail("it was computed"))
     for option in ("--json", "--page"):
         told = sentray("evaluate", teacher_folder, *ON, sts, option, "/nowhere/x.html", code=2)
         assert f"{option} /nowhere/x.html: cannot be written" in told
-    told = sentray("evaluate", teacher_folder, *ON, sts, "--storage", "/proc/nothing", code=2)
+    told = sentray("evaluate", teacher_folder, *ON, sts, "--storage", "/proc/nothing",
+                   "--page", tmp_path / "page.html", code=2)  # fmt: skip
     assert "storage '/proc/nothing': cannot be read or written" in told
+    assert not (tmp_path / "page.html").exists()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pipeline.report.figures import Results
 from stages.contract import EncoderLabel, Figure, Measurement
 from stages.evaluate.clustering import PLANE
 from stages.evaluate.resampling import Items
+from stages.plain import shortened
 
 AFTER, TEACHER = EncoderLabel("after", "after"), EncoderLabel("teacher", "t")
 
@@ -75,8 +76,8 @@ def test_labels_are_drawn_in_each_encoders_plane(monkeypatch, tmp_path):
     none."""
     figures, folders, measured = drawn(monkeypatch), {}, []
     variant, before = EncoderLabel("after", "after", variant="x"), EncoderLabel("before", "before")
-    other = EncoderLabel("teacher", "u")
-    for label in (AFTER, variant, TEACHER, other, before):
+    other, cut = EncoderLabel("teacher", "u"), EncoderLabel("after", "after", dimensions=8)
+    for label in (AFTER, variant, TEACHER, other, before, cut):
         plane = {"names": ["a", "b"], "points": [[1, 2, 0], [3, len(folders), 1], [5, 6, 0]],
                  "share": 40.0, "num_labels": 5}  # fmt: skip
         file = tmp_path / f"{len(folders)}.json"
@@ -86,7 +87,8 @@ def test_labels_are_drawn_in_each_encoders_plane(monkeypatch, tmp_path):
     folders["none"] = SimpleNamespace(files=[])
     measured.append(Measurement(AFTER, [Figure("STS", 1.0)]))
     store = SimpleNamespace(open=folders.__getitem__)
-    results = Results(measured, [], {}, [[folder] for folder in folders])
+    sources = [[folder, "none"] for folder in folders]  # of two seeds
+    results = Results(measured, [], {}, sources)
     assert pictures.in_planes(store, results) == "<svg>"
     axes = figures[0].axes
     titles = [one.get_title().partition("\n")[0] for one in axes]
@@ -97,6 +99,23 @@ def test_labels_are_drawn_in_each_encoders_plane(monkeypatch, tmp_path):
     assert figures[0].get_suptitle() == "set, without 3 less frequent labels"
     (legend,) = figures[0].legends
     assert [text.get_text() for text in legend.get_texts()] == ["a", "b"]
+
+
+def test_long_labels_have_room_below_their_plane(monkeypatch):
+    """Ten of them, one of which matplotlib would leave out; and the encoder's name is folded."""
+    figures = drawn(monkeypatch)
+    names = [f"_label of forty characters in all, no. {number}" for number in range(10)]
+    plane = {"names": names, "points": [[number, 1, number] for number in range(10)],
+             "share": 1.0, "num_labels": 10}  # fmt: skip
+    label = EncoderLabel("teacher", "sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2")
+    pictures._planes("set", {label: plane})
+    (figure,) = figures
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [shortened(x, 32) for x in names]
+    for part in (legend, figure.axes[0].title):
+        box = part.get_window_extent()
+        assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
 
 
 def test_nothing_is_drawn_of_nothing(monkeypatch):

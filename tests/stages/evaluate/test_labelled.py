@@ -15,6 +15,7 @@ from stages.errors import UserError
 from stages.evaluate import base
 from stages.evaluate.classification import ClassificationTest, sampled, score_classification
 from stages.evaluate.clustering import (
+    PLANE,
     ClusteringTest,
     in_plane,
     score_clustering,
@@ -201,30 +202,46 @@ def test_classification_is_logistic_regression_on_mtebs_draws(tmp_path):
 
 def test_clusters_are_found_where_there_are_any(tmp_path):
     test = ClusteringTest(name="x", path=write_labelled(tmp_path / "x.tsv"))
-    (found,) = test.score(base.Tested(by_label, None), _Work()).figures
+    result = test.score(base.Tested(by_label, None), _Work())
+    assert json.loads(result.files[PLANE])["names"]
+    (found,) = result.figures
     assert found.value == pytest.approx(100) and found.interval == pytest.approx((100, 100))
     (blind,) = score_clustering("x", test.load(), encode, 5).figures
     assert blind.value < 15 and blind.interval[0] < blind.value < blind.interval[1]
 
 
 def test_texts_lie_in_the_plane_of_their_principal_components():
-    """Against scikit-learn's, of the ten most frequent of twelve labels."""
+    """Against scikit-learn's, of the ten most frequent of twelve labels; vectors may be wider than
+    there are texts."""
     random = np.random.default_rng(0)
-    labels = random.permutation(np.repeat(np.arange(12), [200] * 5 + [5] + [150] * 5 + [9]))
-    vectors = random.standard_normal((12, 16))[labels] + random.standard_normal((1764, 16)) + 3
-    examples = Labelled([("a",)] * 1764, labels, [f"label {number}" for number in range(12)])
-    found = in_plane(vectors.astype(np.float32), examples)
-    kept = np.setdiff1d(np.arange(12), [5, 11])
-    assert found["names"] == [f"label {number}" for number in kept] and found["num_labels"] == 12
-    rows = np.flatnonzero(np.isin(labels, kept))
-    analysis = PCA(2).fit(vectors[rows])
-    assert found["share"] == pytest.approx(100 * analysis.explained_variance_ratio_.sum())
-    *points, names = np.array(found["points"]).T
-    shown = rows[np.linspace(0, len(rows) - 1, 1000).round().astype(int)]
-    np.testing.assert_array_equal(kept[names.astype(int)], labels[shown])
-    for own, other in zip(points, analysis.transform(vectors[shown]).T, strict=True):
-        assert min(np.abs(own - other).max(), np.abs(own + other).max()) < 1e-3
-    alike = in_plane(np.ones((3, 4), np.float32), Labelled([("a",)] * 3, np.arange(3), ["x"] * 3))
+    labels = random.permutation(np.repeat(np.arange(12), [80] * 5 + [5] + [90] * 5 + [9]))
+    examples = Labelled([("a",)] * 864, labels, [f"label {number}" for number in range(12)])
+    for width in (16, 1200):
+        vectors = random.standard_normal((12, width))[labels] + 3
+        vectors = (vectors + random.standard_normal(vectors.shape)).astype(np.float32)
+        found = in_plane(vectors, examples)
+        kept = np.setdiff1d(np.arange(12), [5, 11])
+        assert found["names"] == [f"label {number}" for number in kept]
+        assert found["num_labels"] == 12
+        rows = np.flatnonzero(np.isin(labels, kept))
+        analysis = PCA(2).fit(vectors[rows].astype(np.float64))
+        assert found["share"] == pytest.approx(100 * analysis.explained_variance_ratio_.sum())
+        *points, names = np.array(found["points"]).T
+        np.testing.assert_array_equal(kept[names.astype(int)], labels[rows])
+        for own, other in zip(points, analysis.transform(vectors[rows]).T, strict=True):
+            assert own[np.abs(own).argmax()] > 0
+            np.testing.assert_allclose(np.abs(own), np.abs(other), atol=1e-3)
+            assert abs(np.corrcoef(own, other)[0, 1]) == pytest.approx(1)
+
+
+def test_texts_in_the_plane_are_any_of_many():
+    """A thousand; also where neighbours in the file alternate, or there is a single number."""
+    labels = np.arange(1999) % 2
+    found = in_plane(labels[:, None] + 0.5, Labelled([("a",)] * 1999, labels, ["a", "b"]))
+    x, y, names = np.array(found["points"]).T
+    assert len(x) == 1000 and 400 < names.sum() < 600 and found["share"] == pytest.approx(100)
+    assert len(np.unique(x[names == 0])) == 1 and np.ptp(x) == pytest.approx(1) and not y.any()
+    alike = in_plane(np.ones((3, 4)), Labelled([("a",)] * 3, np.arange(3), ["x", "y", "z"]))
     assert alike["share"] == 0 and len(alike["points"]) == 3
 
 
