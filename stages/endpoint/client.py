@@ -154,6 +154,9 @@ class Client(ABC, Generic[R, A, Found]):
     def run_requests(self, requests: Iterable[R]) -> Iterator[Found]:
         """Results as they come, in any order; takes requests as it has room for them.
 
+        What is in flight is answered and kept whatever goes wrong elsewhere, as when a shard cannot
+        be stored, unless that took longer than a request may.
+
         Raises:
             UserError: the endpoint cannot be used, answers no more, or the budget is spent.
         """
@@ -163,7 +166,7 @@ class Client(ABC, Generic[R, A, Found]):
             try:
                 while (found := loop.run_until_complete(self._results.get())) is not None:
                     yield found
-            except GeneratorExit:  # e.g. a shard cannot be stored: nobody takes what else is found
+            except GeneratorExit:  # nobody takes what else is found
                 self._stop(RuntimeError("its results are not taken"))
                 while loop.run_until_complete(self._results.get()) is not None:
                     pass
@@ -179,14 +182,13 @@ class Client(ABC, Generic[R, A, Found]):
                 async with self._endpoint.opened(), asyncio.TaskGroup() as group:
                     try:
                         await self._send_all(requests, group)
-                    except Exception as error:  # the group waits for those in flight: they are paid
+                    except Exception as error:  # the group waits for those in flight
                         self._stop(error)
             finally:
                 flushing.cancel()
                 self._journal.close()
         except Exception as error:
-            errors = error.exceptions if isinstance(error, ExceptionGroup) else [error]
-            self._stop(next((one for one in errors if isinstance(one, UserError)), errors[0]))
+            self._stop(error)
         await self._results.put(None)
 
     async def _send_all(self, requests: Iterator[R], group: asyncio.TaskGroup) -> None:
@@ -262,6 +264,8 @@ class Client(ABC, Generic[R, A, Found]):
         again: tuple[R, ...] = (request,)
         backoff_seconds = 0.0
         try:
+            if self._fatal is not None:
+                raise self._fatal
             self._journal.ready(self._asked.concurrency)
             reply = await self._endpoint.post(request.body)
             answer = self.read(reply, request.body)
@@ -279,7 +283,7 @@ class Client(ABC, Generic[R, A, Found]):
                     backoff_seconds = self._patience.backoff(request.attempts)
                 else:
                     found, again = given_up.found, given_up.instead
-        except UserError as error:
+        except Exception as error:
             self._stop(error)
             found, again = None, (request,)
         finally:
@@ -297,6 +301,8 @@ class Client(ABC, Generic[R, A, Found]):
 
     async def _failed(self, request: R, reply: Reply) -> GivenUp[R, Found] | None:
         """What becomes of a request without an answer; None to try it again."""
+        if self._fatal is not None:
+            return None  # the next run's
         status = reply.status
         if status in (0, 200, 408, 409, 425) or status >= 500:
             request.attempts += 1

@@ -21,6 +21,7 @@ import errno
 import hashlib
 import io
 import json
+import math
 import os
 import tempfile
 import time
@@ -248,8 +249,16 @@ class Journal(Generic[A]):
                 self._file = open(f"{folder}/{self._name}.jsonl", "ab", buffering=0)  # noqa: SIM115
 
     def flush(self, older_than: float = 0.0) -> None:
-        """Writes what is held for an object store, if it has been held that many seconds."""
-        if self._segment and time.monotonic() - self._segment_since >= older_than:
+        """Writes what is held for an object store, if it has been held that many seconds.
+
+        Raises:
+            StorageError: the store does not take it; it is tried again at the end only, as a store
+                that does not answer is waited for each time.
+        """
+        if self._segment and (
+            not older_than or time.monotonic() - self._segment_since >= older_than
+        ):
+            self._segment_since = math.inf
             self._root.write(f"{self._folder}/{self._segment_name}", bytes(self._segment))
             self._spool.stored()
             self._segment.clear()

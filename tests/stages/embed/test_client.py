@@ -156,8 +156,14 @@ def test_nothing_is_asked_while_the_run_is_not_heard(serve, tmp_path):
 
 def test_whoever_must_end_keeps_what_is_on_its_way(serve, tmp_path):
     """Asked to end, or overtaken: what was sent is paid for."""
-    release, looks = threading.Event(), []
-    server = serve(lambda texts, nth, total: Reply(hold=release if total > 1 else None))
+    all_sent, release, looks = threading.Event(), threading.Event(), []
+
+    def behave(texts, nth, total):
+        if total == 4:
+            all_sent.set()
+        return Reply(hold={1: None, 2: all_sent}.get(total, release))
+
+    server = serve(behave)
 
     def may_pay():
         looks.append(1)
@@ -168,7 +174,7 @@ def test_whoever_must_end_keeps_what_is_on_its_way(serve, tmp_path):
 
     sentences = numbered(40)
     with pytest.raises(Stopped):
-        ask(server, tmp_path, sentences, concurrency=8, may_pay=may_pay)
+        ask(server, tmp_path, sentences, concurrency=3, may_pay=may_pay)
     assert len(server.answered) == 16
     np.testing.assert_array_equal(ask(server, tmp_path, sentences), expected(sentences))
     assert_paid_once(server, sentences)
