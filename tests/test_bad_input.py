@@ -160,6 +160,10 @@ BAD = {
     "every layer frozen": (
         lambda tmp: ["student.freeze_layers=2"], "freeze_layers is 2, but the student has 2 layers"
     ),
+    "layers that are no number": (
+        lambda tmp: ["student.layers=true"], "student.layers: give how many, such as 3"),
+    "a list of no layers": (
+        lambda tmp: ["student.layers=[]"], "student.layers: give how many, such as 3"),
     "layers out of range": (lambda tmp: ["student.layers=[0, 7]"], "has layers 0 to 1"),
     "longer than the model's positions": (
         lambda tmp: ["teachers.0.max_length=500"], "more than the 64 positions"),

@@ -41,7 +41,7 @@ def add_compare(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
             "candidate, label; text, label (transfer); or KIND:FILE, such as classification:my.tsv",
         )  # fmt: skip
         command.add_argument(
-            "--pooling", choices=("cls", "mean", "last", "mask"),
+            "--pooling", choices=("cls", "mean", "last"),
             help="of models that do not say how they pool, such as bare transformers",
         )  # fmt: skip
         command.add_argument(
@@ -78,7 +78,7 @@ def _compare(options: argparse.Namespace) -> int:
         raise UserError("compare: name two runs at least; `sentray show` is for one")
     if options.on:
         return _evaluate(options)
-    if options.pooling or options.max_length:
+    if options.pooling or options.max_length is not None:
         raise UserError("compare: --pooling and --max-length are for models on tests; add --on")
     return _shown(compare_runs(options.model, options.storage), options)
 
@@ -106,10 +106,14 @@ def _check_files(options: argparse.Namespace) -> None:
     Raises:
         UserError: a file cannot be written.
     """
+    taken = {Path(file).resolve() for file in options.on or []}
     for name in ("json", "page"):
         if getattr(options, name) is None:
             continue
         file = Path(getattr(options, name))
+        if file.resolve() in taken:
+            raise UserError(f"--{name} {file}: this file is named twice; write to another one")
+        taken.add(file.resolve())
         try:
             is_new = not file.exists()
             file.open("a").close()

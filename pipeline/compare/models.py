@@ -46,10 +46,13 @@ def evaluate_models(
     left_out += [f"baseline {one.name}" for one in tests.baselines if one not in alone]
     if left_out:
         out(f"left out, as they need a recipe: {', '.join(left_out)}")
+    encoders = [_encoder(model, store, pooling) for model in models]
+    if pooling is not None and all(one.settings.pooling == "auto" for one in encoders):
+        out(f"--pooling {pooling} changes nothing: every model says how it pools")
     nodes = [
         node
-        for model in models
-        for node in _nodes(EncoderLabel("teacher", model), _encoder(model, store, pooling), tests)
+        for model, encoder in zip(models, encoders, strict=True)
+        for node in _nodes(EncoderLabel("teacher", model), encoder, tests)
     ]
     for one in alone:
         encoder = EncoderSource[Any](one.encoder()) if one.model else WordsSource(one)

@@ -29,6 +29,7 @@ def compare_runs(names: list[str], storage: str) -> Results:
         tests = "; ".join(f"{name}: {', '.join(n for n, _ in row)}" for name, row in rows.items())
         raise UserError(
             f"compare {' '.join(names)}: they share no test with equal settings and data ({tests})"
+            "; name tests for all of them: --on FILE"
         )
     measurements, sources = [], []
     for name, row in rows.items():

@@ -36,11 +36,19 @@ def read_tests(files: list[str], max_length: int | None = None) -> EvaluateSetti
     context = recipe_context(document)
     if "evaluate" in document.raw:
         document = document.split("evaluate")
+    elif "student" in document.raw:
+        raise UserError(f"--on {recipes[0]}: the recipe has no section `evaluate`, so no tests")
+    if not isinstance(document.raw, dict | None):
+        raise UserError(
+            f"--on {recipes[0]}: `evaluate` must hold lists of tests by kind, as `sts:`"
+        )
     whole: dict[str, Any] = dict(document.raw or {})
     for file in files:
         if file not in recipes:
             kind, path = _kind_of(file)
-            whole.setdefault(kind, []).append({"name": Path(path).stem, "path": path})
+            listed = whole.get(kind) or []
+            if isinstance(listed, list):  # else the settings are refused below
+                whole[kind] = [*listed, {"name": Path(path).stem, "path": path}]
     document.raw = whole | ({} if max_length is None else {"max_length": max_length})
     settings = document.read(EvaluateSettings, context, section="evaluate")
     if not any(not test.reads and test.title != "size" for test in settings.tests):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from stages.errors import UserError
 
-DEFAULT_MINUTES = "10"
+DEFAULT_MINUTES, MOST_MINUTES = "10", 100_000
 MOST_ANSWERS = 3
 
 # A question, what is proposed, and what checks an answer (or raises UserError).
@@ -73,8 +73,11 @@ def _new(options: argparse.Namespace) -> int:
         return _layers(answer, teacher.layers)
 
     question = f"Layers of the student, of {teacher.layers} (0: a static table)"
-    layers = options.layers or ask(question, "auto", layers_of)
-    minutes = options.minutes or ask("Minutes for a run", DEFAULT_MINUTES, _minutes)
+    layers, minutes = options.layers, options.minutes
+    if layers is None:
+        layers = ask(question, "auto", layers_of)
+    if minutes is None:
+        minutes = ask("Minutes for a run", DEFAULT_MINUTES, _minutes)
     kept, budget = layers_of(layers), _minutes(minutes)
     _say(f"reading {options.text}")
     found = fit(look(source), teacher, kept, budget, _say)
@@ -120,7 +123,7 @@ def _model(given: str | None, ask: Ask) -> tuple[str, str]:
 def _layers(given: str, total: int) -> int | None:
     if given == "auto":
         return None
-    if not given.isdecimal() or int(given) > total:
+    if not given.isdecimal() or len(given) > 9 or int(given) > total:
         raise UserError(f"--layers {given}: give auto, or a number from 0 to {total}")
     return int(given)
 
@@ -130,8 +133,10 @@ def _minutes(given: str) -> float:
         minutes = float(given)
     except ValueError:
         minutes = math.nan
-    if not 0 < minutes < math.inf:
-        raise UserError(f"--minutes {given}: give a number of minutes, such as 30")
+    if not 0 < minutes <= MOST_MINUTES:
+        raise UserError(
+            f"--minutes {given}: give a number of minutes, such as 30, up to {MOST_MINUTES:,}"
+        )
     return minutes
 
 

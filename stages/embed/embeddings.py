@@ -110,7 +110,10 @@ def read_embeddings(reply: Reply, body: dict[str, Any], what: str) -> Embeddings
     vectors = [_numbers(embedding, what) for _, embedding in sorted(rows, key=lambda row: row[0])]
     widths = {len(vector) for vector in vectors}
     if len(widths) > 1:
-        raise UserError(f"{what} gave vectors of several widths in one answer: {sorted(widths)}")
+        raise UserError(
+            f"{what} gave vectors of several widths in one answer: {sorted(widths)}. One model has "
+            "one width: look at the server"
+        )
     return Embeddings(np.stack(vectors), counted(whole, "prompt_tokens", estimated_tokens(body)))
 
 

@@ -266,7 +266,7 @@ def _read_matrix(settings: VectorsSettings, where: str) -> Iterator[tuple[Keys, 
     if count != len(matrix):
         raise UserError(
             f"{where}: {file} has {len(matrix):,} rows, but {settings.sentences} has {count:,} "
-            "sentences"
+            "sentences; it must have one for each of them, in their order"
         )
 
 
@@ -291,7 +291,7 @@ def _read_parquet(settings: VectorsSettings, where: str) -> Iterator[tuple[Keys,
                 if width and vectors.shape[1] != width:
                     raise UserError(
                         f"{where}: {file} has vectors of {vectors.shape[1]} dimensions, after some "
-                        f"of {width}"
+                        f"of {width}; make all with one model"
                     )
                 width = vectors.shape[1]
                 keys = batch.column(settings.key)
@@ -321,6 +321,8 @@ def _matrix(column: Any, what: str) -> np.ndarray:
     lengths = pc.unique(pc.list_value_length(column)).to_pylist()
     if len(lengths) > 1 or not lengths[0]:
         shown = ", ".join("missing" if one is None else str(one) for one in lengths)
-        raise UserError(f"{what} has vectors of several widths or none: {shown}")
+        raise UserError(
+            f"{what} has vectors of several widths or none: {shown}; make all with one model"
+        )
     flat = pc.list_flatten(column).to_numpy(zero_copy_only=False)
     return np.asarray(flat, dtype=np.float32).reshape(len(column), -1)

@@ -52,7 +52,9 @@ def kept_layers(settings: EncoderSettings, total: int) -> list[int] | None:
     if not isinstance(chosen, int):
         return chosen
     if chosen > total:
-        raise UserError(f"layers={chosen}: model '{settings.model}' has only {total}")
+        raise UserError(
+            f"layers={chosen}: model '{settings.model}' has only {total}; keep fewer, or all"
+        )
     last = total - 1
     return [last] * chosen if chosen < 2 else [last * i // (chosen - 1) for i in range(chosen)]
 

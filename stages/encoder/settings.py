@@ -10,7 +10,7 @@ A model is named in one of four ways:
 from importlib import metadata
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from stages import content
 from stages.encoder.files import PACKAGE_PREFIX, model_folder, read_files
@@ -133,6 +133,15 @@ class EncoderSettings(ModelSettings):
     device: Literal["auto", "cpu", "cuda"] = execution(
         "auto", description="auto: the GPU that Ray assigned, if there is one."
     )
+
+    @field_validator("layers", mode="before")
+    @classmethod
+    def _layers_are_counted_or_listed(cls, given: Any) -> Any:
+        numbers = given if isinstance(given, list) else [given]
+        counts = [one for one in numbers if type(one) is int and one >= 0]
+        if given is not None and (not numbers or len(counts) < len(numbers)):
+            raise ValueError("give how many, such as 3, or a list of their numbers: [0, 2, 5]")
+        return given
 
     @model_validator(mode="after")
     def _recipe_says_the_rest(self) -> "EncoderSettings":

@@ -7,6 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from stages.contract import Figure, Work
+from stages.errors import UserError
 from stages.evaluate.base import Encode, Result, Tested
 from stages.evaluate.resampling import Items, pseudo_values
 from stages.evaluate.tables import Labelled, LabelledTest
@@ -29,7 +30,14 @@ class ClusteringTest(LabelledTest):
         return f"clustering-{self.name}"
 
     def load(self) -> Labelled:
-        return self.read(num_texts=1)["test"]
+        """Raises UserError: as `read`; or no label is there twice."""
+        found = self.read(num_texts=1)["test"]
+        if len(np.unique(found.labels)) == len(found.labels):
+            raise UserError(
+                f"{self.where}: no two texts have one label, so none belong together; is 'label' "
+                "a column of numbers of rows?"
+            )
+        return found
 
     def score(self, tested: Tested, work: Work) -> Result:
         examples = self.load()

@@ -26,8 +26,14 @@ class GeometrySettings(StsSettings, Evaluation):
     def title(self) -> str:
         return f"geometry-{self.name}"
 
+    def load(self) -> StsSet:
+        """Raises UserError: as `load_sts`; or no pair means the same."""
+        pairs = load_sts(self)
+        check_positives(pairs, self.positives_above, "evaluate.geometry")
+        return pairs
+
     def score(self, tested: Tested, work: Work) -> Result:
-        return score_geometry(load_sts(self), self.positives_above, tested.encode)
+        return score_geometry(self.load(), self.positives_above, tested.encode)
 
 
 def score_geometry(pairs: StsSet, positives_above: float, encode: Encode) -> Result:
@@ -44,13 +50,13 @@ def score_geometry(pairs: StsSet, positives_above: float, encode: Encode) -> Res
     return Result(
         [
             Figure(
-                name, mean(several), "lower", interval=interval_of_mean(several), decimals=3
+                name, float(several.mean()), "lower", interval=interval_of_mean(several), decimals=3
             )
             for name, several in values.items()
         ],
         ("Alignment of pairs that mean the same, uniformity of all: lower is better.",),
         (("num_positives", int(same.sum())),),
-        {name: Items("mean", several) for name, several in values.items() if len(several)},
+        {name: Items("mean", several) for name, several in values.items()},
     )  # fmt: skip
 
 
@@ -72,11 +78,6 @@ def geometry(
         "alignment": alignment(left_ND[same_N], right_ND[same_N]),
         "uniformity": uniformity(left_ND, right_ND),
     }
-
-
-def mean(values_N: np.ndarray) -> float:
-    """nan of none."""
-    return float(values_N.mean()) if len(values_N) else float("nan")
 
 
 def alignment(left_ND: np.ndarray, right_ND: np.ndarray) -> np.ndarray:

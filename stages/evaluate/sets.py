@@ -106,6 +106,6 @@ def load_sts(settings: StsSettings) -> StsSet:
     if min(gold) == max(gold):
         raise UserError(
             f"{settings.where}: all pairs{which} have the score {gold[0]:g}, so there is no order "
-            "to find"
+            "to find; look at the column 'score'"
         )
     return StsSet(settings.name, sentence1, sentence2, np.asarray(gold), subset)

@@ -81,7 +81,10 @@ class TransferTest(LabelledTest):
         counts = np.bincount(chosen.labels, minlength=len(chosen.names))
         if not counts.all():
             label = chosen.names[int(counts.argmin())]
-            raise UserError(f"{self.where}: the label '{label}' is not in the split train")
+            raise UserError(
+                f"{self.where}: the label '{label}' is not in the split train; add examples "
+                "or leave it out"
+            )
         # nested: each of the outer folds' training parts is cut again
         need = num_folds if "train" in found else -(-num_folds * num_folds // (num_folds - 1))
         if counts.min() < need:

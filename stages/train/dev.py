@@ -13,7 +13,7 @@ from stages.evaluate.agreement import (
     pairs_of_bands,
     teachers_similarities,
 )
-from stages.evaluate.geometry import check_positives, geometry, mean
+from stages.evaluate.geometry import check_positives, geometry
 from stages.evaluate.sts import spearman
 from stages.evaluate.transfer import dev_accuracy, learned
 from stages.kinds import Kinds
@@ -69,7 +69,7 @@ class DevSets:
             scores[one.name] = 100 * spearman((left * right).sum(1), one.gold)
             if self._positives_above is not None:
                 found = geometry(left, right, one.gold > self._positives_above)
-                self.geometry |= {f"{name}/{one.name}": mean(found[name]) for name in found}
+                self.geometry |= {f"{name}/{one.name}": float(found[name].mean()) for name in found}
         return scores | self._accuracies(vectors)
 
     def _accuracies(self, vectors_ND: np.ndarray) -> dict[str, float]:

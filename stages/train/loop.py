@@ -192,7 +192,7 @@ class Training:
             return None
         return (
             f"student and teachers hardly agree: Spearman x 100 of their similarities is "
-            f"{agreed:.1f} on training sentences. Do the student, its teachers and the "
+            f"{agreed:.1f}. Do the student, its teachers and the "
             "sentences share a language? If they do, look at the loss; another "
             "train.learning_rate or more steps may help."
         )

@@ -139,14 +139,13 @@ class Play:
         Returns:
             whether it met anybody (kill says no by False).
         """
-        storage, lost = self._storage, 0
-        if self._draws.random() < 0.5:
-            self._arena.quiesce(storage)
-            if not all_of_it:
-                lost += self._arena.under_way()
-        else:
-            lost += UNDER_WAY
+        lost, is_quiet = UNDER_WAY, self._draws.random() < 0.5
+        if is_quiet:
+            self._arena.quiesce(self._storage)
+            lost = 0 if all_of_it else self._arena.under_way()
         struck = kill() is not False
+        if is_quiet and not all_of_it:  # some may have been sent meanwhile
+            lost = max(lost, self._arena.under_way())
         self.outcome.may_lose += lost * struck
         if not all_of_it:
             self._arena.may_answer.set()

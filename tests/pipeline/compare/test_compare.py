@@ -264,6 +264,7 @@ def test_any_models_are_compared_on_tests(sentray, sts, teacher_folder, student_
         (["one", "other:nobody"], "that run has no row 'nobody'; it has before, t"),
         (["one", "apart"], "they share no test with equal settings"),
         (["one", "other", "--pooling", "cls"], "are for models on tests; add --on"),
+        (["one", "other", "--max-length", "0"], "are for models on tests; add --on"),
     ],
 )
 def test_runs_that_cannot_be_compared(storage, sentray, names, message):
@@ -295,6 +296,9 @@ def test_a_run_of_an_older_version_is_refused(storage, sentray):
         (["one.yaml", "two.yaml"], "one YAML file at most"),
         (["broken.yaml"], "not valid YAML"),
         (["sts.tsv", "again/sts.tsv"], "two sets are called 'sts'"),
+        (["list.yaml"], "`evaluate` must hold lists of tests by kind"),
+        (["mapping.yaml", "sts.tsv"], "sts"),
+        (["untested.yaml"], "the recipe has no section `evaluate`, so no tests"),
     ],
 )
 def test_what_cannot_be_tested(sentray, sts, tmp_path, teacher_folder, on, message, monkeypatch):
@@ -302,19 +306,22 @@ def test_what_cannot_be_tested(sentray, sts, tmp_path, teacher_folder, on, messa
     (tmp_path / "empty.yaml").write_text("evaluate: {speed: false}\n")
     (tmp_path / "typo.yaml").write_text("evaluate:\n  stss: []\n")
     (tmp_path / "broken.yaml").write_text("evaluate: [\n")
+    (tmp_path / "list.yaml").write_text("evaluate: [sts]\n")
+    (tmp_path / "mapping.yaml").write_text("evaluate: {sts: {a: 1}}\n")
+    (tmp_path / "untested.yaml").write_text("student: {model: m}\n")
     (tmp_path / "again").mkdir()
     (tmp_path / "again" / "sts.tsv").write_text(sts.read_text())
     paths = [f"{kind}{colon}{tmp_path / one}" for kind, colon, one in (
         one.rpartition(":") for one in on)]  # fmt: skip
-    assert message in sentray(
-        "evaluate", teacher_folder, "--pooling", "mean", "--on", *paths, code=2
-    )
+    told = sentray("evaluate", teacher_folder, "--pooling", "mean", "--on", *paths, code=2)
+    assert message in told and "Traceback" not in told
 
 
 def test_a_file_that_cannot_be_written_is_said_first(
     sentray, sts, tmp_path, teacher_folder, monkeypatch
 ):
     monkeypatch.setattr(Evaluate, "load", lambda *_: pytest.fail("it was computed"))
+    content = sts.read_text()
     for option in ("--json", "--page"):
         told = sentray("evaluate", teacher_folder, *ON, sts, option, "/nowhere/x.html", code=2)
         assert f"{option} /nowhere/x.html: cannot be written" in told
@@ -322,6 +329,11 @@ def test_a_file_that_cannot_be_written_is_said_first(
                    "--page", tmp_path / "page.html", code=2)  # fmt: skip
     assert "storage '/proc/nothing': cannot be read or written" in told
     assert not (tmp_path / "page.html").exists()
+    for other in (sts, tmp_path / "x"):
+        told = sentray("evaluate", teacher_folder, *ON, sts, "--json", tmp_path / "x", "--page",
+                       other, code=2)  # fmt: skip
+        assert f"--page {other}: this file is named twice" in told
+    assert sts.read_text() == content and not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize(

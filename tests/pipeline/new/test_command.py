@@ -96,6 +96,11 @@ def test_a_static_table_has_its_own_settings(folder, quick, teacher_folder, caps
 
 def test_too_little_time_says_how_much_would_do(folder, quick, teacher_folder, capsys):
     words = ["My texts.txt", "--teacher", teacher_folder, "--layers", "1", "--minutes"]
+    for minutes in ("", "1e308", "nan", "soon"):
+        assert f"--minutes {minutes}: give a number of minutes" in refused(capsys, *words, minutes)
+    for layers in ("", "9" * 5000, "4"):
+        error = refused(capsys, *words, "20", "--layers", layers)
+        assert "give auto, or a number from 0 to 3" in error
     error = refused(capsys, *words, "0.75")
     assert "--minutes 0.75 is too short for 1 of the teacher's 3 layers" in error
     # least: 300 sentences, 93 steps of 32; the comparison of speed does not fit

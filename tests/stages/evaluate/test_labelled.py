@@ -22,6 +22,7 @@ from stages.evaluate.clustering import (
     v_measure_by_text,
 )
 from stages.evaluate.corpora import Corpus, CorpusTest, score_corpus
+from stages.evaluate.geometry import GeometrySettings
 from stages.evaluate.pairs import PairsTest, score_pairs
 from stages.evaluate.ranking import RankingTest, score_ranking
 from stages.evaluate.relevance import ndcg
@@ -352,6 +353,9 @@ BAD = [
     (RankingTest, ["sentence1\tsentence2\tscore", *[f"a\tb{i}\t{i - 2}" for i in range(5)]],
      "gold score of -2"),
     (ClusteringTest, ["text\tlabel", "a\tx", "b\tx"], "all rows have the label 'x'"),
+    (ClusteringTest, ["text\tlabel", "a\tx", "b\ty"], "no two texts have one label"),
+    (GeometrySettings, ["sentence1\tsentence2\tscore", "a\tb\t1", "a\tc\t0.5"],
+     "evaluate.geometry.positives_above is 4, and no pair of 'x' has a higher gold score"),
     (RankingTest, ["sentence1\tsentence2\tscore", "a\tb\t1", "a\tc\t2"], "nothing to rank"),
     (RankingTest, ["sentence1\tsentence2\tscore", *[f"a\t{i}\t3" for i in range(9)]],
      "all pairs have the score 3"),
