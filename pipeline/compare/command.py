@@ -1,6 +1,7 @@
 """`sentray evaluate` and `sentray compare`."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -106,18 +107,21 @@ def _check_files(options: argparse.Namespace) -> None:
     Raises:
         UserError: a file cannot be written.
     """
-    taken = {Path(file).resolve() for file in options.on or []}
+    # of KIND:FILE the file
+    read = [name for file in options.on or [] for name in (file, file.partition(":")[2]) if name]
+    taken = {os.path.realpath(name) for name in read}
     for name in ("json", "page"):
         if getattr(options, name) is None:
             continue
-        file = Path(getattr(options, name))
-        if file.resolve() in taken:
-            raise UserError(f"--{name} {file}: this file is named twice; write to another one")
-        taken.add(file.resolve())
+        given = getattr(options, name)
+        file = Path(os.path.realpath(given))
+        if str(file) in taken:
+            raise UserError(f"--{name} {given}: this file is named twice; write to another one")
+        taken.add(str(file))
         try:
             is_new = not file.exists()
             file.open("a").close()
             if is_new:
                 file.unlink()
         except OSError as error:
-            raise UserError(f"--{name} {file}: cannot be written ({error.strerror})") from None
+            raise UserError(f"--{name} {given}: cannot be written ({error.strerror})") from None

@@ -46,9 +46,10 @@ def read_tests(files: list[str], max_length: int | None = None) -> EvaluateSetti
     for file in files:
         if file not in recipes:
             kind, path = _kind_of(file)
-            listed = whole.get(kind) or []
-            if isinstance(listed, list):  # else the settings are refused below
-                whole[kind] = [*listed, {"name": Path(path).stem, "path": path}]
+            if whole.get(kind) is None:
+                whole[kind] = []
+            if isinstance(whole[kind], list):  # else the settings are refused below
+                whole[kind] = [*whole[kind], {"name": Path(path).stem, "path": path}]
     document.raw = whole | ({} if max_length is None else {"max_length": max_length})
     settings = document.read(EvaluateSettings, context, section="evaluate")
     if not any(not test.reads and test.title != "size" for test in settings.tests):

@@ -166,7 +166,7 @@ def _planes(name: str, planes: Mapping[EncoderLabel, Any]) -> str:
     for place in places[len(planes) :]:
         place.remove()
     more = plane["num_labels"] - len(plane["names"])
-    without = f", without {more} less frequent labels" if more else ""
+    without = f", labels left out as less frequent: {more}" if more else ""
     figure.suptitle(name + without, fontsize=10)
     names = [shortened(label, 32) for label in plane["names"]]
     figure.legend(

@@ -79,7 +79,7 @@ def check_config(settings: EncoderSettings, config: dict[str, Any]) -> None:
     """
     total = num_layers(config)
     layers = kept_layers(settings, total) if total else None
-    if layers and (min(layers) < 0 or max(layers) >= total):
+    if layers and max(layers) >= total:
         raise UserError(f"layers={layers}: model '{settings.model}' has layers 0 to {total - 1}")
     kinds = set(config.get("layer_types") or ())
     if layers is not None and len(kinds) > 1 and layers != [*range(len(layers))]:

@@ -155,7 +155,7 @@ class Client(ABC, Generic[R, A, Found]):
         """Results as they come, in any order; takes requests as it has room for them.
 
         What is in flight is answered and kept whatever goes wrong elsewhere, as when a shard cannot
-        be stored, unless that took longer than a request may.
+        be stored; but not where finding out took longer than a request may.
 
         Raises:
             UserError: the endpoint cannot be used, answers no more, or the budget is spent.
@@ -301,8 +301,6 @@ class Client(ABC, Generic[R, A, Found]):
 
     async def _failed(self, request: R, reply: Reply) -> GivenUp[R, Found] | None:
         """What becomes of a request without an answer; None to try it again."""
-        if self._fatal is not None:
-            return None  # the next run's
         status = reply.status
         if status in (0, 200, 408, 409, 425) or status >= 500:
             request.attempts += 1
@@ -314,6 +312,8 @@ class Client(ABC, Generic[R, A, Found]):
 
     async def _works(self) -> bool:
         """Whether the endpoint answers the probe."""
+        if self._fatal is not None:  # many may have waited for their turn to ask
+            raise self._fatal
         body = self.probe()
         reply = await self._endpoint.post(body)
         works = self.read(reply, body) is not None

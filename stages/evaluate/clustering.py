@@ -34,8 +34,8 @@ class ClusteringTest(LabelledTest):
         found = self.read(num_texts=1)["test"]
         if len(np.unique(found.labels)) == len(found.labels):
             raise UserError(
-                f"{self.where}: no two texts have one label, so none belong together; is 'label' "
-                "a column of numbers of rows?"
+                f"{self.where}: no two texts share a label, so none belong together; is 'label' "
+                "a column of row numbers?"
             )
         return found
 
@@ -71,11 +71,11 @@ def score_clustering(name: str, examples: Labelled, encode: Encode, num_seeds: i
 def in_plane(vectors_ND: np.ndarray, examples: Labelled) -> dict[str, Any]:
     """Up to 1,000 texts of the ten most frequent labels on their two principal components.
 
-    Memory: 8 bytes a number of these texts' vectors, and 8 MB.
+    Memory: 8 bytes a number of these texts' vectors, and some tens of MB.
 
     Returns:
-        `names` of these labels; `points` as [x, y, place of its label]; `share` of the variance,
-        in percent, that the plane has; `num_labels` of all.
+        `names` of these labels; `points` as [x, y, place of its label], the largest x or y 1;
+        `share` of the variance, in percent, that the plane has; `num_labels` of all.
     """
     numbers, counts = np.unique(examples.labels, return_counts=True)
     shown = np.sort(numbers[np.argsort(-counts, kind="stable")[:MOST_LABELS]])
@@ -88,6 +88,7 @@ def in_plane(vectors_ND: np.ndarray, examples: Labelled) -> dict[str, Any]:
     places_n2 = places[:, :-3:-1] * np.sqrt(np.maximum(variances[:-3:-1], 0))
     # either sign is right: the same vectors give the same picture
     places_n2 *= np.sign(places_n2[np.abs(places_n2).argmax(0), [0, 1]])
+    places_n2 /= np.abs(places_n2).max() or 1.0
     labels = np.searchsorted(shown, examples.labels[rows])
     return {
         "names": [examples.names[number] for number in shown],

@@ -271,7 +271,10 @@ class Play:
 
     def _full_disk(self) -> bool:
         assert isinstance(self._storage, Disk)
-        return self._unwritable(self._storage.fill)
+        allowed = self.outcome.may_lose
+        met = self._unwritable(self._storage.fill)
+        self.outcome.may_lose = allowed  # the journal has kept room for what is in flight
+        return met
 
     def _read_only_disk(self) -> bool:
         assert isinstance(self._storage, Disk)

@@ -297,7 +297,7 @@ def test_a_run_of_an_older_version_is_refused(storage, sentray):
         (["broken.yaml"], "not valid YAML"),
         (["sts.tsv", "again/sts.tsv"], "two sets are called 'sts'"),
         (["list.yaml"], "`evaluate` must hold lists of tests by kind"),
-        (["mapping.yaml", "sts.tsv"], "sts"),
+        (["mapping.yaml", "sts.tsv"], "sts: "),
         (["untested.yaml"], "the recipe has no section `evaluate`, so no tests"),
     ],
 )
@@ -329,11 +329,13 @@ def test_a_file_that_cannot_be_written_is_said_first(
                    "--page", tmp_path / "page.html", code=2)  # fmt: skip
     assert "storage '/proc/nothing': cannot be read or written" in told
     assert not (tmp_path / "page.html").exists()
-    for other in (sts, tmp_path / "x"):
-        told = sentray("evaluate", teacher_folder, *ON, sts, "--json", tmp_path / "x", "--page",
-                       other, code=2)  # fmt: skip
+    (tmp_path / "link").symlink_to(tmp_path / "x")
+    for other in (sts, tmp_path / "x", tmp_path / "link"):
+        told = sentray("evaluate", teacher_folder, *ON, f"sts:{sts}", "--json", tmp_path / "link",
+                       "--page", other, code=2)  # fmt: skip
         assert f"--page {other}: this file is named twice" in told
     assert sts.read_text() == content and not (tmp_path / "x").exists()
+    assert (tmp_path / "link").is_symlink()
 
 
 @pytest.mark.parametrize(

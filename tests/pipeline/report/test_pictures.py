@@ -96,7 +96,7 @@ def test_labels_are_drawn_in_each_encoders_plane(monkeypatch, tmp_path):
     for one, number in zip(axes, (4, 2, 3, 0), strict=True):
         points = [c.get_offsets().tolist() for c in one.collections]
         assert points == [[[1, 2], [5, 6]], [[3, number]]]
-    assert figures[0].get_suptitle() == "set, without 3 less frequent labels"
+    assert figures[0].get_suptitle() == "set, labels left out as less frequent: 3"
     (legend,) = figures[0].legends
     assert [text.get_text() for text in legend.get_texts()] == ["a", "b"]
 

@@ -229,7 +229,8 @@ def test_texts_lie_in_the_plane_of_their_principal_components():
         assert found["share"] == pytest.approx(100 * analysis.explained_variance_ratio_.sum())
         *points, names = np.array(found["points"]).T
         np.testing.assert_array_equal(kept[names.astype(int)], labels[rows])
-        for own, other in zip(points, analysis.transform(vectors[rows]).T, strict=True):
+        expected = analysis.transform(vectors[rows]).T
+        for own, other in zip(points, expected / np.abs(expected).max(), strict=True):
             assert own[np.abs(own).argmax()] > 0
             np.testing.assert_allclose(np.abs(own), np.abs(other), atol=1e-3)
             assert abs(np.corrcoef(own, other)[0, 1]) == pytest.approx(1)
@@ -238,10 +239,11 @@ def test_texts_lie_in_the_plane_of_their_principal_components():
 def test_texts_in_the_plane_are_any_of_many():
     """A thousand; also where neighbours in the file alternate, or there is a single number."""
     labels = np.arange(1999) % 2
-    found = in_plane(labels[:, None] + 0.5, Labelled([("a",)] * 1999, labels, ["a", "b"]))
+    numbers = 1e-6 * labels[:, None]
+    found = in_plane(numbers, Labelled([("a",)] * 1999, labels, ["a", "b"]))
     x, y, names = np.array(found["points"]).T
     assert len(x) == 1000 and 400 < names.sum() < 600 and found["share"] == pytest.approx(100)
-    assert len(np.unique(x[names == 0])) == 1 and np.ptp(x) == pytest.approx(1) and not y.any()
+    assert len(np.unique(x[names == 0])) == 1 and np.ptp(x) > 1 and not y.any()
     alike = in_plane(np.ones((3, 4)), Labelled([("a",)] * 3, np.arange(3), ["x", "y", "z"]))
     assert alike["share"] == 0 and len(alike["points"]) == 3
 
@@ -353,7 +355,7 @@ BAD = [
     (RankingTest, ["sentence1\tsentence2\tscore", *[f"a\tb{i}\t{i - 2}" for i in range(5)]],
      "gold score of -2"),
     (ClusteringTest, ["text\tlabel", "a\tx", "b\tx"], "all rows have the label 'x'"),
-    (ClusteringTest, ["text\tlabel", "a\tx", "b\ty"], "no two texts have one label"),
+    (ClusteringTest, ["text\tlabel", "a\tx", "b\ty"], "no two texts share a label"),
     (GeometrySettings, ["sentence1\tsentence2\tscore", "a\tb\t1", "a\tc\t0.5"],
      "evaluate.geometry.positives_above is 4, and no pair of 'x' has a higher gold score"),
     (RankingTest, ["sentence1\tsentence2\tscore", "a\tb\t1", "a\tc\t2"], "nothing to rank"),

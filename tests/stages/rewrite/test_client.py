@@ -272,6 +272,32 @@ def test_answers_in_flight_are_kept_whatever_goes_wrong_elsewhere(
     assert kept == len(server.answered) >= 9
 
 
+def test_refusals_are_not_looked_into_once_all_must_end(serve, tmp_path):
+    """Each probe is paid for, and waited for."""
+    all_sent, may_answer, asked = threading.Event(), threading.Event(), []
+
+    def behave(sentence, nth, total):
+        asked.append(sentence)
+        if total == 9:
+            all_sent.set()
+        if total > 2:
+            return Reply("no", 400, hold=may_answer)
+        return Reply(rewrite_of(sentence), hold=all_sent if total == 2 else None)
+
+    server = serve(behave)
+    settings = settings_of(base_url=server.url, concurrency=8)
+    journal = Journal(Root(str(tmp_path)), "answers", "me", Answer)
+    outcomes = ChatClient(settings, None, journal, print, QUICK).run(
+        (number, f"Number {number} is a cat.") for number in range(9)
+    )
+    for number, _ in outcomes:
+        if number:
+            may_answer.set()
+            break
+    outcomes.close()
+    assert len(asked) == 9 and "" not in asked
+
+
 def test_killed_twice_in_the_middle_no_answer_is_paid_twice(serve, tmp_path):
     """Killed when the server holds all further answers and the journal has all that were given."""
     until, held = {"answers": 700}, []
