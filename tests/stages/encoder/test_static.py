@@ -167,7 +167,7 @@ def test_ids_may_have_gaps(tmp_path):
         (dict(freeze_embeddings=True), "nothing but embeddings"),
         (dict(freeze_layers=1), "nothing but embeddings"),
         (dict(dropout=0.1), "has no dropout"),
-        (dict(layers=-1), "greater than or equal to 0"),
+        (dict(layers=-1), "give how many, such as 3"),
     ],
 )
 def test_a_table_has_no_place_for_context(options, message):
