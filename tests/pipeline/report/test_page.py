@@ -12,6 +12,7 @@ from pipeline.report.table import shown
 from pipeline.run.runner import finish, record_start
 from stages.recipe import Recipe
 from tests.support.here import make_here
+from tests.support.models import make_sentences
 from tests.support.recipes import tiny
 
 EMPTY = {"meta", "br", "path", "use", "rect", "image"}
@@ -53,14 +54,18 @@ class Reader(HTMLParser):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, teacher_folder, student_folder):
-    """A plan with agreement and geometry, and its page."""
+    """A plan with agreement, geometry and labels, and its page."""
     folder = tmp_path_factory.mktemp("page")
     raw = tiny(folder, teacher_folder, student_folder)
     text = folder / "sentences.txt"
     text.write_text(text.read_text().replace("\n", " <p> & more\n"))  # must be escaped
     raw["sentences"]["holdout"] = 60
     geometry = raw["evaluate"]["sts"][0] | {"positives_above": 0.5}
-    raw["evaluate"] |= {"speed": False, "geometry": geometry}
+    labels = folder / "labels.tsv"
+    rows = [f"{text}\t{text[0]}" for text in make_sentences(30, seed=5)]
+    labels.write_text("\n".join(["text\tlabel", *rows]) + "\n")
+    clustering = [{"name": "letters", "path": str(labels)}]
+    raw["evaluate"] |= {"speed": False, "geometry": geometry, "clustering": clustering}
     recipe = Recipe.model_validate(raw)
     make_here(recipe)
     plan = make_plan(recipe)
@@ -116,6 +121,16 @@ def test_its_lineage_has_every_artifact_once(made):
     }
     section = page.partition("<h2>Where it comes from</h2>")[2].partition("</section>")[0]
     assert section.count("<path ") == len(read) > 5
+
+
+def test_sentences_of_each_label_are_in_every_encoders_plane(made):
+    plan, page = made
+    picture = page.partition("<h2>Sentences in the plane</h2>")[2].partition("</section>")[0]
+    told = set(re.findall(r"<text[^>]*>([^<]+)</text>", picture))
+    assert {encoder.title for encoder in collect(plan).encoders} < told
+    labels = {text[0] for text in make_sentences(30, seed=5)}
+    assert len(labels) == 13 and len(labels & told) == 10
+    assert "letters, labels left out as less frequent: 3" in told
 
 
 def test_sts_is_told_by_subset(made):
