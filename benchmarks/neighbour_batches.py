@@ -244,12 +244,12 @@ def table(
     )
     for layers, method, kind in parts:
         rows = [next(found) for _ in options.seeds]
-        print(f"{f'{layers}, {method}, {kind}':<60}{over_seeds(rows)}", flush=True)
+        print(f"{f'{layers}, {method}, {kind}':<66}{over_seeds(rows)}", flush=True)
         if kind == RANDOM:
             twins = rows
             continue
         less = [{name: x[name] - y[name] for name in x} for x, y in zip(rows, twins, strict=True)]
-        print(f"{'  difference to random':<60}{over_seeds(less)}", flush=True)
+        print(f"{'  difference to random':<66}{over_seeds(less)}", flush=True)
 
 
 if __name__ == "__main__":
