@@ -114,14 +114,14 @@ def _check_files(options: argparse.Namespace) -> None:
         if getattr(options, name) is None:
             continue
         given = getattr(options, name)
-        file = Path(os.path.realpath(given))
-        if str(file) in taken:
+        file, target = Path(given), os.path.realpath(given)
+        if target in taken:
             raise UserError(f"--{name} {given}: this file is named twice; write to another one")
-        taken.add(str(file))
+        taken.add(target)
         try:
             is_new = not file.exists()
             file.open("a").close()
             if is_new:
-                file.unlink()
+                os.unlink(target)
         except OSError as error:
             raise UserError(f"--{name} {given}: cannot be written ({error.strerror})") from None

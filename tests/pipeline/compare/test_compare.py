@@ -2,6 +2,7 @@
 
 import html
 import json
+import os
 import re
 from pathlib import Path
 
@@ -336,6 +337,16 @@ def test_a_file_that_cannot_be_written_is_said_first(
         assert f"--page {other}: this file is named twice" in told
     assert sts.read_text() == content and not (tmp_path / "x").exists()
     assert (tmp_path / "link").is_symlink()
+
+
+def test_a_pipe_can_be_written(sentray, sts, teacher_folder, tmp_path):
+    """As /dev/stdout before a `|`: it has no name that could be opened."""
+    reading, writing = os.pipe()
+    with open(reading) as found:
+        sentray("evaluate", teacher_folder, *ON, sts, "--json", f"/dev/fd/{writing}",
+                "--storage", tmp_path / "runs")  # fmt: skip
+        os.close(writing)
+        assert json.load(found)["measurements"]
 
 
 @pytest.mark.parametrize(
