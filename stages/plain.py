@@ -63,7 +63,12 @@ def shortened(text: str, most: int = SHOWN) -> str:
 def for_people(text: str) -> str:
     """A message with escapes for what a terminal would not show, or would obey, without the middle
     of what nobody reads, and without passwords in addresses."""
-    return shortened(printable(PASSWORD.sub(r"\1***@", text)), LONGEST_MESSAGE)
+    return shortened(printable(without_passwords(text)), LONGEST_MESSAGE)
+
+
+def without_passwords(text: str) -> str:
+    """Without user and password of the addresses in it."""
+    return PASSWORD.sub(r"\1***@", text)
 
 
 def printable(text: str) -> str:

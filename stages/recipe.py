@@ -364,6 +364,10 @@ class Recipe(Extensible):
                 "perturb has no effect but to choose sentences: the objectives read one view; set "
                 "train.rewritten_view: first, or name another objective"
             )
+        if student.second_template and not (objectives.needs_second or objectives.needs_negatives):
+            found.append(
+                "student.second_template has no effect: the objectives read one view; leave it out"
+            )
         if self.sentences.holdout and not objectives.needs_teacher:
             found.append(
                 "sentences.holdout has no effect: agreement is measured with teachers that an "

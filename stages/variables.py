@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from stages.plain import without_passwords
+
 # How strings of a recipe name an environment variable: ${NAME}.
 VARIABLE = re.compile(r"\$\{(\w+)\}")
 # Strings that contain ${VARIABLES}, by setting path: (filled in, as written).
@@ -18,7 +20,8 @@ FILLED_IN: dict[str, str] = {}
 
 
 def hide_values(text: str) -> str:
-    """The text with ${NAME} in place of what this process has filled in for it."""
+    """The text with ${NAME} in place of what this process has filled in for it, and without user
+    and password of addresses."""
     found = {
         form: name
         for name, value in FILLED_IN.items()
@@ -27,7 +30,7 @@ def hide_values(text: str) -> str:
     }
     for form in sorted(found, key=len, reverse=True):
         text = text.replace(form, f"${{{found[form]}}}")
-    return text
+    return without_passwords(text)
 
 
 def with_texts(raw: Any, texts: Texts) -> Any:

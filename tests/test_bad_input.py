@@ -160,6 +160,20 @@ BAD = {
     "every layer frozen": (
         lambda tmp: ["student.freeze_layers=2"], "freeze_layers is 2, but the student has 2 layers"
     ),
+    "frozen layers of a model that has one": (
+        lambda tmp: [f"student.model={make_model(tmp / 'one', kind='Albert', embedding_size=32)}",
+                     "student.freeze_layers=1"],
+        "share their weights, so none can be frozen alone"),
+    "a decoder on token embeddings behind a map to the teacher": (
+        lambda tmp: ["student.aligned=true", "student.head=none",
+                     "train.objectives={vector_regression: {}, denoising: {}}",
+                     f"teachers.0.model={make_model(tmp / 'wide', width=64)}"],
+        "student.aligned: train.objectives.denoising needs vectors as wide as the token"),
+    "a mask that nobody pools": (
+        lambda tmp: [setting("student.template", "{sentence} means {mask}.")],
+        "template has {mask}, which pooling 'mean' does not read"),
+    "a student's own precision": (
+        lambda tmp: ["student.precision=bfloat16"], "in training it is train.precision"),
     "layers that are no number": (
         lambda tmp: ["student.layers=true"], "student.layers: give how many, such as 3"),
     "a list of no layers": (

@@ -1,13 +1,15 @@
 """How many sentences, and how many steps, fit a budget of time. Pure arithmetic.
 
 A run takes a start (Ray, its processes, loading models, the tests at its end), the teacher's pass
-over N sentences at e seconds each, and steps of B sentences at s seconds each. Every sentence that
-is embedded is trained on, once where embedding it takes no longer than training on it, else so
-often that training gets at least as much time as embedding.
+over N sentences at e seconds each, and steps of B sentences at s seconds each. What is embedded is
+trained on, but for what recipes hold out by themselves: once where embedding a sentence takes no
+longer than training on it, else so often that training gets at least as much time as embedding.
 """
 
 import math
 from dataclasses import dataclass
+
+from stages.sentences.settings import num_held_out
 
 # Passes over the text beyond which more are not planned, whatever the budget.
 MOST_PASSES = 10
@@ -54,8 +56,9 @@ def schedule(costs: Costs, available: int, budget: float) -> Schedule | TooShort
         available: sentences that the text has, at least a batch.
     """
     batch = costs.batch_size
-    least_steps = max(1, min(LEAST_STEPS, MOST_PASSES * available // batch))
-    least = min(available, max(LEAST_SENTENCES, math.ceil(least_steps * batch / MOST_PASSES)))
+    least_steps = max(1, min(LEAST_STEPS, MOST_PASSES * num_trained(available) // batch))
+    enough = math.ceil(least_steps * batch / MOST_PASSES / 0.9)  # a tenth may be held out
+    least = min(available, max(LEAST_SENTENCES, enough))
     train = costs.step / batch
     passes = min(MOST_PASSES, max(1, math.ceil(costs.embed / train)))
     left = PLANNED * budget - costs.start
@@ -64,11 +67,16 @@ def schedule(costs: Costs, available: int, budget: float) -> Schedule | TooShort
     affordable = (left - least_steps * costs.step) / costs.embed
     number = min(available, max(least, int(min(wanted, affordable))))
     # the least, or all that there is, leave time for another number of passes
-    passes_left = min(float(MOST_PASSES), (left - number * costs.embed) / (number * train))
-    steps = int(number * passes_left / batch)
+    seen = min(MOST_PASSES * num_trained(number), (left - number * costs.embed) / train)
+    steps = int(seen / batch)
     if steps < least_steps:
         return TooShort(costs.seconds(least, least_steps) / PLANNED)
     return Schedule(number, steps)
+
+
+def num_trained(num_sentences: int) -> int:
+    """Sentences that are left to train on where a recipe does not say how many are held out."""
+    return num_sentences - num_held_out(None, num_sentences)
 
 
 def batch_size(wanted: int, available: int) -> int:

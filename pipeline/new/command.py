@@ -82,8 +82,9 @@ def _new(options: argparse.Namespace) -> int:
     _say(f"reading {options.text}")
     found = fit(look(source), teacher, kept, budget, _say)
     flags = {"--teacher": model, "--layers": layers, "--minutes": minutes, **source.chosen}
+    flags |= {} if options.out is None else {"--out": options.out}
     words = ["sentray", "new", options.text, *(word for flag in flags.items() for word in flag)]
-    _write(out, recipe_text(name, shlex.join(words), found))
+    _write(out, recipe_text(name, str(out), shlex.join(words), found))
     print(screen(str(out), found, others))
     return 0
 

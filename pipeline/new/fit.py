@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from pipeline.new.choose import Costs, Schedule, TooShort, batch_size, schedule
+from pipeline.new.choose import Costs, Schedule, TooShort, batch_size, num_trained, schedule
 from pipeline.new.models import Teacher
 from pipeline.new.speed import (
     Lengths,
@@ -90,7 +90,7 @@ class Proposal:
     @property
     def passes(self) -> float:
         seen = self.schedule.num_steps * int(self.sections.train["batch_size"])
-        return seen / self.schedule.num_sentences
+        return seen / num_trained(self.schedule.num_sentences)
 
     @property
     def all_seconds(self) -> float:
@@ -178,8 +178,7 @@ def _sections(
     both |= {} if teacher.names_pooling else {"pooling": "mean"}
     teaches = {"name": teacher.short_name} | both
     teaches |= {"max_length": lengths.teacher, "precision": precision}
-    student = both | {"layers": [*range(layers)] if teacher.by_position and layers else layers}
-    student |= {"head": "none", "dropout": 0.0}
+    student = both | {"layers": layers, "head": "none", "dropout": 0.0}
     if layers > 2:  # with less than two layers to train it costs more than it saves
         student["freeze_layers"] = 1
     elif layers:

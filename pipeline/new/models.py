@@ -41,7 +41,7 @@ class Teacher:
     """What a model's own files say of it.
 
     positions: tokens that it has positions for; None for no bound. names_pooling: whether its
-    files do. by_position: whether its layers differ by position: then only the first can be kept.
+    files do.
     """
 
     model: str
@@ -49,7 +49,6 @@ class Teacher:
     width: int
     positions: int | None
     names_pooling: bool
-    by_position: bool
 
     @property
     def short_name(self) -> str:
@@ -84,14 +83,19 @@ def read_teacher(model: str) -> Teacher:
         state_width(config) or 0,
         num_positions(config),
         bool(pipeline.pooling),
-        len(set(config.get("layer_types") or ())) > 1,
     )
 
 
 def _not_to_be_cut(folder: Path) -> str:
     """What a model has that no student can be cut from; "" where one can."""
-    layers, pipeline = num_layers(read_json(folder / "config.json")), read_pipeline(folder)
-    return pipeline.unknown or ("" if layers else "no layers in its config.json")
+    config = read_json(folder / "config.json")
+    whys = {
+        read_pipeline(folder).unknown: True,
+        "the encoder of an encoder-decoder": config.get("is_encoder_decoder"),
+        "layers that share their weights": config.get("num_hidden_groups"),
+        "no layers in its config.json": not num_layers(config),
+    }
+    return next((why for why, holds in whys.items() if why and holds), "")
 
 
 def _is_usable(folder: Path) -> bool:

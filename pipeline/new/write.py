@@ -17,15 +17,15 @@ from stages.text import clock
 WIDTH = 100
 
 
-def recipe_text(name: str, command: str, found: Proposal) -> str:
+def recipe_text(name: str, out: str, command: str, found: Proposal) -> str:
     """The recipe's file.
 
     Args:
-        command: what wrote it.
+        out: its path. command: what wrote it.
     """
     title = "\n".join(
         [
-            f"#   sentray run {name}.yaml",
+            f"#   sentray run {shlex.quote(out)}",
             *_comment(
                 f"Written by `{command}`: about {found.all_seconds / 60:.1f} minutes "
                 f"({_times(found)}), by what was timed for seconds on a machine with "

@@ -7,7 +7,7 @@ teacher. Where these say nothing, the line says that.
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -240,22 +240,33 @@ def _evidence(plan: Plan, node: Node, results: Results, history: list[dict[str, 
     if regression is not None and regression.distance == "cosine":
         end = history[-max(1, len(history) // 3) :]
         cosine = 1 - statistics.fmean(row["vector_regression"] for row in end)
-    student, teacher, layers = _compared(results)
-    own = {one.model for one in recipe.teachers}
+    student, teacher = _compared(results)
+    cut_from = {one.name for one in recipe.teachers if one.model == recipe.student.model}
     return Evidence(
         history,
         recipe.train.batch_size,
         None if recipe.perturb else num_rows - num_held_out(recipe.holdout, num_rows),
         limit is not None and num_rows == limit,
-        layers if recipe.student.model in own else None,
+        _layers(results, cut_from),
         student,
         teacher,
         cosine,
     )
 
 
-def _compared(results: Results) -> tuple[float | None, float | None, tuple[int, int] | None]:
-    """Means of the percentages that the student and its best teacher share, and their layers."""
+def _layers(results: Results, cut_from: Collection[str]) -> tuple[int, int] | None:
+    """The student's layers, and those of the teacher that it was cut from, if it was from one."""
+    for label in results.encoders:
+        if label.role == "teacher" and label.name in cut_from and not label.ranks:
+            counts = [one.get("layers") for one in (results.student, results.figures(label))]
+            if None not in counts:
+                kept, total = (int(count.value) for count in counts if count is not None)
+                return kept, total
+    return None
+
+
+def _compared(results: Results) -> tuple[float | None, float | None]:
+    """Means of the percentages that the student and its best teacher share."""
     own, best = results.student, None
     for label in results.encoders:
         if label.role != "teacher" or label.ranks:
@@ -266,8 +277,6 @@ def _compared(results: Results) -> tuple[float | None, float | None, tuple[int, 
             statistics.fmean(one[name].value for name in names) if names else None
             for one in (own, other)
         ]
-        both = "layers" in own and "layers" in other
-        layers = (int(own["layers"].value), int(other["layers"].value)) if both else None
         if best is None or (values[1] or 0) > (best[1] or 0):
-            best = (values[0], values[1], layers)
-    return best or (None, None, None)
+            best = (values[0], values[1])
+    return best or (None, None)

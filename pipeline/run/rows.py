@@ -7,6 +7,7 @@ import threading
 import time
 import traceback
 import warnings
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
@@ -122,6 +123,26 @@ def _answer(
     return told | asdict(usage)
 
 
+class Pace:
+    """How fast shards are made now: since the last one of the first half of the time.
+
+    Before the first shard there are cores to wait for and models to load, which the estimate of a
+    long stage's end should forget.
+    """
+
+    def __init__(self) -> None:
+        self._marks = deque([(0.0, 0, 0)])
+
+    def after(self, seconds: float, shards: int, rows: int) -> tuple[float, float]:
+        """Shards and rows a second, once this many are made in all, after these seconds."""
+        self._marks.append((seconds, shards, rows))
+        while self._marks[1][0] <= seconds / 2:
+            self._marks.popleft()
+        begun, shards_before, rows_before = self._marks[0]
+        passed = seconds - begun
+        return (shards - shards_before) / passed, (rows - rows_before) / passed
+
+
 def make_rows(work: NodeWork, stage: RowWise, progress: NodeProgress, board: Any) -> None:
     """Makes the missing shards.
 
@@ -200,7 +221,7 @@ def _make_missing(
             label_selector=where.labels,
             ray_remote_args_fn=lambda: dict.fromkeys(("max_restarts", "max_task_retries"), retries),
         )
-    started = time.monotonic()
+    started, pace = time.monotonic(), Pace()
     rows, taken, stopped = 0, NO_USAGE, False
     for made, result in enumerate(results.iter_rows(), start=1):
         if result["error"] == STOPPED:
@@ -212,14 +233,15 @@ def _make_missing(
         usage = Usage(*(result[field.name] for field in fields(Usage)))
         rows, taken = rows + result["rows"], taken + usage
         seconds, done = time.monotonic() - started, total - len(todo) + made
+        shards_per_second, rows_per_second = pace.after(seconds, made, rows)
         progress.made(result["rows"], 1, usage)
         progress(
-            f"{done}/{total} shards  {rows:,} rows  {rows / seconds:,.0f} rows/s  "
-            f"ETA {clock((len(todo) - made) * seconds / made)}",
+            f"{done}/{total} shards  {rows:,} rows  {rows_per_second:,.0f} rows/s  "
+            f"ETA {clock((len(todo) - made) / shards_per_second)}",
             figures={
                 "shards": done,
                 "num_shards": total,
-                "rows_per_second": rows / seconds,
+                "rows_per_second": rows_per_second,
                 "processes_busy": taken.seconds / seconds,
                 "padding_share": taken.padding_share,
             },

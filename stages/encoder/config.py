@@ -42,12 +42,13 @@ def space_is_part_of_a_token(settings: EncoderSettings) -> bool:
     return not kinds & DROPS_SPACES
 
 
-def kept_layers(settings: EncoderSettings, total: int) -> list[int] | None:
-    """Which of a model's `total` layers are kept; None for all.
+def kept_layers(settings: EncoderSettings, config: dict[str, Any]) -> list[int] | None:
+    """Which of a model's layers are kept; None for all.
 
     Raises:
         UserError: more than there are.
     """
+    total, kinds = num_layers(config), layer_kinds(config)
     chosen = settings.layers
     if not isinstance(chosen, int):
         return chosen
@@ -56,7 +57,42 @@ def kept_layers(settings: EncoderSettings, total: int) -> list[int] | None:
             f"layers={chosen}: model '{settings.model}' has only {total}; keep fewer, or all"
         )
     last = total - 1
-    return [last] * chosen if chosen < 2 else [last * i // (chosen - 1) for i in range(chosen)]
+    even = [last] * chosen if chosen < 2 else [last * i // (chosen - 1) for i in range(chosen)]
+    return _of_their_kinds(even, kinds) if even and kinds else even
+
+
+def layer_kinds(config: dict[str, Any]) -> list[str]:
+    """Kinds of attention of a model's layers, in order; [] where all are alike.
+
+    Files of ModernBERT and Gemma 3 may have the rule alone that transformers derives them by.
+    """
+    layers = range(num_layers(config))
+    kinds = list(config.get("layer_types") or ())[: len(layers)]
+    if not kinds and (every := config.get("global_attn_every_n_layers")):
+        kinds = ["sliding_attention" if i % every else "full_attention" for i in layers]
+    if not kinds and (every := config.get("sliding_window_pattern")):
+        kinds = ["sliding_attention" if (i + 1) % every else "full_attention" for i in layers]
+    return kinds if len(set(kinds)) > 1 else []
+
+
+def _of_their_kinds(even: list[int], kinds: list[str]) -> list[int]:
+    """The layers nearest to `even` of which each is of the kind that its new place has.
+
+    Where older versions of transformers know kinds by place alone, the student is the same so.
+    The first is layer 0, which may be built otherwise (ModernBERT's has no norm before attention).
+    """
+    best = {0: (0, [0])}  # by the last layer taken: how far they are from `even`, and which
+    for place, wanted in enumerate(even[1:], start=1):
+        best = {
+            layer: min(
+                (far + abs(layer - wanted), [*taken, layer])
+                for before, (far, taken) in best.items()
+                if before < layer
+            )
+            for layer in range(min(best) + 1, len(kinds))
+            if kinds[layer] == kinds[place]
+        }
+    return min(best.values())[1]
 
 
 def num_layers(config: dict[str, Any]) -> int:
@@ -75,17 +111,30 @@ def check_config(settings: EncoderSettings, config: dict[str, Any]) -> None:
     """Compares settings with a model's config.json, before anything heavy is loaded.
 
     Raises:
-        UserError: a layer that is not there, or more tokens than the model has positions.
+        UserError: a layer that is not there, layers that cannot be kept or have no place of their
+            kind, an encoder-decoder, more tokens than the model has positions.
     """
-    total = num_layers(config)
-    layers = kept_layers(settings, total) if total else None
-    if layers and max(layers) >= total:
-        raise UserError(f"layers={layers}: model '{settings.model}' has layers 0 to {total - 1}")
-    kinds = set(config.get("layer_types") or ())
-    if layers is not None and len(kinds) > 1 and layers != [*range(len(layers))]:
+    model = f"model '{settings.model}'"
+    if config.get("is_encoder_decoder") and settings.pooling not in ("auto", "pipeline"):
         raise UserError(
-            f"layers={layers}: the layers of model '{settings.model}' differ by position; keep the "
-            "first ones (0, 1, 2, ...)"
+            f"{model} is an encoder-decoder, of which only a whole sentence-transformers pipeline "
+            "is read here, as a teacher's; leave pooling out, or choose an encoder or a decoder"
+        )
+    total, kinds = num_layers(config), layer_kinds(config)
+    layers = kept_layers(settings, config) if total else None
+    if layers and max(layers) >= total:
+        raise UserError(f"layers={layers}: {model} has layers 0 to {total - 1}")
+    if layers and config.get("num_hidden_groups"):
+        raise UserError(
+            f"layers={layers}: the layers of {model} share their weights, so none can be taken "
+            "out; leave layers out, or choose another model"
+        )
+    if layers and kinds and (layers[0] or any(kinds[i] != kinds[p] for p, i in enumerate(layers))):
+        fitting = _of_their_kinds(layers, kinds)
+        raise UserError(
+            f"layers={layers}: the layers of {model} differ by position ({', '.join(kinds)}). "
+            "Layer 0 must be the first, and each of the kind of its new place, as "
+            f"{fitting} are; `layers: {len(layers)}` chooses by itself"
         )
     positions = num_positions(config)
     if positions is not None and settings.max_length > positions:
@@ -230,6 +279,8 @@ def resolved(settings: S) -> S:
     """
     if settings.is_static:  # a table reads the tokens of the sentence alone
         whole = resolved(settings.model_copy(update={"layers": None}))
+        if whole.pooling == "pipeline":
+            _check_whole(settings, "sentence-transformers computes the whole of it")
         bare: dict[str, Any] = {"template": None, "final_period": "keep", "prompt": None}
         return whole.model_copy(update=bare | {"layers": 0, "pooling": "mean"})
     if settings.pooling not in ("auto", "pipeline") and settings.prompt_name is None:
@@ -256,10 +307,12 @@ def resolved(settings: S) -> S:
     elif pipeline.unknown:
         found["pooling"] = "pipeline"
         if settings.trained:
+            alone = "set pooling to cls, mean, last or mask to train its transformer alone"
+            if read_json(folder / "config.json").get("is_encoder_decoder"):
+                alone = "choose an encoder or a decoder"
             raise UserError(
                 f"student.model '{settings.model}': its pipeline has {pipeline.unknown}, which "
-                "cannot be trained here; set pooling to cls, mean, last or mask to train its "
-                "transformer alone"
+                f"cannot be trained here; {alone}"
             )
         _check_whole(settings, f"only sentence-transformers computes {pipeline.unknown}")
     elif not pipeline.pooling:

@@ -123,6 +123,7 @@ class Encoder(nn.Module):
         rows_B = torch.arange(len(ids_BL), device=ids_BL.device)
         if self.settings.pooling == "last":  # padding is on the right
             return states_BLD[rows_B, mask_BL.sum(1) - 1]
+        assert self.settings.pooling == "mask", self.settings.pooling
         is_mask_BL = (ids_BL == self.tokenizer.mask_id).to(torch.int64)
         if self.tokenizer.mask_is_last:
             position_B = is_mask_BL.shape[1] - 1 - is_mask_BL.flip(1).argmax(1)
@@ -279,14 +280,25 @@ def set_dropout(backbone: nn.Module, rate: float) -> None:
     for module in backbone.modules():
         if isinstance(module, nn.Dropout):
             module.p = rate
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = rate  # type: ignore[assignment]
+        for name in ("attention_dropout", "dropout"):  # the latter is Longformer's
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, rate)
+
+
+def drops_out(backbone: nn.Module) -> bool:
+    """Whether any dropout of a transformers backbone has a rate above 0."""
+    rates = (
+        getattr(module, name, None)
+        for module in backbone.modules()
+        for name in ("p", "attention_dropout", "dropout")
+    )
+    return any(isinstance(rate, float) and rate > 0 for rate in rates)
 
 
 def keep_layers(backbone: Any, settings: EncoderSettings) -> None:
     """Keeps only some layers of a transformer stack, and says so in its config."""
     total = backbone.config.num_hidden_layers
-    layers = kept_layers(settings, total)
+    layers = kept_layers(settings, backbone.config.to_dict() | {"num_hidden_layers": total})
     assert layers is not None
     parent, attribute = layer_stack(backbone)
     stack = getattr(parent, attribute)
@@ -297,8 +309,10 @@ def keep_layers(backbone: Any, settings: EncoderSettings) -> None:
                 module.layer_idx = place  # type: ignore[assignment]
     setattr(parent, attribute, kept)
     backbone.config.num_hidden_layers = len(layers)
-    if getattr(backbone.config, "layer_types", None):
-        backbone.config.layer_types = [backbone.config.layer_types[i] for i in layers]
+    for name, each in vars(backbone.config).items():  # layer_types, Longformer's attention_window
+        of_layers = "layer" in name or "window" in name
+        if of_layers and isinstance(each, list) and len(each) == total:
+            setattr(backbone.config, name, [each[i] for i in layers])
 
 
 def freeze_layers(backbone: Any, num_layers: int) -> None:

@@ -85,8 +85,8 @@ class EncoderSettings(ModelSettings):
     prompts: dict[Kind, str] = added(
         {},
         description="Prompts of sentences of two kinds (`sentences.columns`): {query: 'query: ', "
-        "document: 'passage: '}. A kind that is not named has `prompt`. Left out: the model's own "
-        "(with pooling: auto or pipeline), as sentence-transformers' encode_query and "
+        "document: 'passage: '}. A kind that is not named has `prompt`. Left out, as `prompt`: the "
+        "model's own (with pooling: auto or pipeline), as sentence-transformers' encode_query and "
         "encode_document use them.",
     )
     prompt_names: dict[Kind, str] = added(
@@ -116,8 +116,9 @@ class EncoderSettings(ModelSettings):
     layers: Annotated[int, Field(ge=0)] | Annotated[list[int], Field(min_length=1)] | None = Field(
         None,
         description="Keep only these transformer layers, in this order. A number: so many, spread "
-        "evenly, the last one among them (3 of 6: 0, 2, 5). 0: a static table of token vectors, "
-        "averaged, which begins with every token alone through the whole model.",
+        "evenly, the last one among them (3 of 6: 0, 2, 5), but of the kinds of their new places "
+        "where layers differ by position. 0: a static table of token vectors, averaged, which "
+        "begins with every token alone through the whole model.",
     )
     final_period: Literal["keep", "promptbert", "sncse"] = Field(
         "keep",
@@ -163,6 +164,11 @@ class EncoderSettings(ModelSettings):
         has_mask = template is not None and template.count("{mask}") == 1
         if self.pooling == "mask" and not has_mask:
             raise ValueError("pooling 'mask' needs a template with {mask} exactly once")
+        if self.pooling != "mask" and template is not None and "{mask}" in template:
+            raise ValueError(
+                f"template has {{mask}}, which pooling '{self.pooling}' does not read; set "
+                "pooling: mask, or write the model's own mask token in its place"
+            )
         if self.prompt is not None and self.prompt_name is not None:
             raise ValueError("prompt and prompt_name name two prompts; leave one out")
         if self.prompts and self.prompt_names:

@@ -80,7 +80,7 @@ class SentenceTokenizer:
                 )
             template = template.replace("{mask}", self.pretrained.mask_token)
         before, after = template.split("{sentence}")
-        self.mask_is_last = self.pretrained.mask_token not in before
+        self.mask_is_last = self.mask_id is None or self.pretrained.mask_token not in before
         first, bare = self._ids(before), self._ids(before.rstrip())
         if first != bare:
             # `' {sentence}`: tokenised apart it would be `Ġ' Ġ The`, in one text it is `Ġ' ĠThe`

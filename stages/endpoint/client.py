@@ -155,7 +155,7 @@ class Client(ABC, Generic[R, A, Found]):
         """Results as they come, in any order; takes requests as it has room for them.
 
         What is in flight is answered and kept whatever goes wrong elsewhere, as when a shard cannot
-        be stored; but not where finding out took longer than a request may.
+        be stored, and however long finding out takes.
 
         Raises:
             UserError: the endpoint cannot be used, answers no more, or the budget is spent.

@@ -1,14 +1,16 @@
 """What goes over the wire to an OpenAI-compatible endpoint, and how its messages are read."""
 
+import asyncio
+import base64
 import email.utils
 import json
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, TypeVar
+from urllib.parse import SplitResult, unquote, urlsplit
 
 import aiohttp
 from pydantic import SecretStr
@@ -16,7 +18,13 @@ from pydantic import SecretStr
 from stages.endpoint.credentials import filled
 from stages.endpoint.settings import EndpointSettings
 
+T = TypeVar("T")
+
 MOST_OF_A_MESSAGE = 300  # characters
+# An answer is waited for in turns; one that ends so late is not the last (`_within`).
+SECONDS_OF_A_TURN, SECONDS_LATE = 1.0, 0.1
+# The endpoint was not asked: what such a request would have cost need not be counted.
+NOT_REACHED = (aiohttp.ClientConnectorError, aiohttp.ClientHttpProxyError, aiohttp.InvalidURL)
 UNPAID = "insufficient_quota"
 
 
@@ -49,48 +57,53 @@ class Endpoint:
     ) -> None:
         self._settings, self._key, self._variables = settings, key, variables
         self.url = settings.base_url.rstrip("/") + settings.route
+        self._proxy = _proxy_for(urlsplit(self.url))
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
         """Keeps connections open."""
-        headers = {"Authorization": f"Bearer {self._key.get_secret_value()}"} if self._key else {}
         async with aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=self._settings.timeout_seconds),
+            timeout=aiohttp.ClientTimeout(total=None),  # `_within` has another clock
             connector=aiohttp.TCPConnector(limit=self._settings.concurrency),
-            headers=headers,
-            proxy=self._proxy(),
         ) as self._session:
             yield
-
-    def _proxy(self) -> str | None:
-        """The environment's proxy for the endpoint; aiohttp's own look also reads ~/.netrc."""
-        address = urlsplit(self.url)
-        if urllib.request.proxy_bypass(address.hostname or ""):
-            return None
-        return urllib.request.getproxies().get(address.scheme)
 
     async def post(self, body: dict[str, Any]) -> Reply:
         """Sends a request; a `${...}` in a sentence stays as it is."""
         extra = {key: body[key] for key in self._settings.extra if key in body}
-        sent, data = body | filled(extra, self._variables), bytearray()
-        most = self._settings.most_answer_bytes
+        sent, seconds = body | filled(extra, self._variables), self._settings.timeout_seconds
         try:
-            async with self._session.post(self.url, json=sent, allow_redirects=False) as response:
-                async for chunk in response.content.iter_chunked(1 << 16):
-                    data += chunk
-                    if len(data) > most:
-                        raise aiohttp.ClientError(f"the answer is larger than {most >> 20} MiB")
+            return await _within(seconds, self._exchange(sent))
         except TimeoutError:
-            return Reply(0, f"no answer in {self._settings.timeout_seconds:g} s")
+            return Reply(0, f"no answer in {seconds:g} s")
         except (aiohttp.ClientError, OSError) as error:
-            connected = not isinstance(error, aiohttp.ClientConnectorError | aiohttp.InvalidURL)
+            connected = not isinstance(error, NOT_REACHED)
             return Reply(0, f"{type(error).__name__}: {error}", connected=connected)
+
+    async def _exchange(self, sent: dict[str, Any]) -> Reply:
+        data, most = bytearray(), self._settings.most_answer_bytes
+        headers = {"Authorization": f"Bearer {self._key.get_secret_value()}"} if self._key else {}
+        proxy, login = _parted(self._proxy)
+        if not self.url.startswith("https:"):  # else the proxy is asked for a tunnel first
+            headers |= login
+        # a session's own headers would go to the proxy too, with the key
+        async with self._session.post(
+            self.url, json=sent, allow_redirects=False, headers=headers, proxy=proxy,
+            proxy_headers=login,
+        ) as response:  # fmt: skip
+            async for chunk in response.content.iter_chunked(1 << 16):
+                data += chunk
+                if len(data) > most:
+                    raise aiohttp.ClientError(f"the answer is larger than {most >> 20} MiB")
         wait = _seconds_from_now(response.headers.get("Retry-After", ""))
         return Reply(response.status, data.decode("utf-8", "replace"), wait)
 
     def hidden(self, text: str) -> str:
-        """The text without secrets, in case the endpoint repeats them, as they are or in JSON."""
-        for secret in [*([self._key] if self._key else []), *self._variables.values()]:
+        """The text without secrets, in case the endpoint or a proxy repeats them, as they are or in
+        JSON."""
+        password = urlsplit(self._proxy or "").password or ""
+        proxys = [SecretStr(form) for form in {password, unquote(password)} - {""}]
+        for secret in [*([self._key] if self._key else []), *self._variables.values(), *proxys]:
             plain = secret.get_secret_value()
             in_json = (json.dumps(plain, ensure_ascii=ascii)[1:-1] for ascii in (True, False))
             for form in (plain, *in_json):
@@ -105,6 +118,52 @@ class Endpoint:
         with suppress(RecursionError):
             whole = said if isinstance(said, str) else json.dumps(said, ensure_ascii=False)
         return " ".join(self.hidden(whole).split())[:MOST_OF_A_MESSAGE]
+
+
+async def _within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
+    """The result of what is awaited, if it comes in that time.
+
+    Time in which nobody could listen counts as one turn, and is not the end: the event loop stands
+    still while whoever takes the results stores a shard, for minutes where an object store is
+    silent. What had been answered meanwhile would be given up, and paid again.
+
+    Raises:
+        TimeoutError: it does not.
+    """
+    clock, task = asyncio.get_running_loop().time, asyncio.ensure_future(work)
+    try:
+        left = seconds
+        while left > 0:
+            turn, begun = min(left, SECONDS_OF_A_TURN), clock()
+            done, _ = await asyncio.wait({task}, timeout=turn)
+            if done:
+                return task.result()
+            left -= turn
+            if left <= 0 and clock() - begun > turn + SECONDS_LATE:
+                left = SECONDS_OF_A_TURN
+    finally:
+        if task.cancel():
+            await asyncio.wait({task})  # its connection is closed
+    raise TimeoutError
+
+
+def _proxy_for(address: SplitResult) -> str | None:
+    """The environment's proxy for an endpoint; aiohttp's own look also reads ~/.netrc."""
+    if urllib.request.proxy_bypass(address.hostname or ""):
+        return None
+    proxy = urllib.request.getproxies().get(address.scheme)
+    return proxy if proxy is None or "://" in proxy else f"http://{proxy}"
+
+
+def _parted(proxy: str | None) -> tuple[str | None, dict[str, str]]:
+    """A proxy's address without user and password, which errors would show, and a header of
+    these."""
+    parts = urlsplit(proxy or "")
+    if proxy is None or parts.username is None:
+        return proxy, {}
+    login = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+    address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    return address, {"Proxy-Authorization": f"Basic {base64.b64encode(login).decode()}"}
 
 
 def bytes_as_tokens(text: str) -> int:

@@ -122,7 +122,13 @@ class EndpointSettings(Settings):
             address.port  # noqa: B018 - raises where it is no number, or too large
         except ValueError:
             raise ValueError(f"the port of base_url '{self.base_url}' is not one") from None
-        if "@" in address.netloc or address.query:
+        if address.query:
+            raise ValueError(
+                "base_url has a query (?...), and none can be sent: a key in it would be saved "
+                "with every run. Give the address without it (Azure's ends in /openai/v1), and the "
+                "key by key_variable"
+            )
+        if "@" in address.netloc:
             raise ValueError(
                 "credentials do not belong into base_url (it is saved with every run); put the key "
                 "into an environment variable and name that in key_variable"

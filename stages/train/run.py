@@ -14,6 +14,7 @@ import numpy as np
 
 from stages.contract import Work
 from stages.encoder.cpu import NOT_HERE
+from stages.encoder.model import drops_out
 from stages.evaluate.sets import load_sts
 from stages.files import storage_errors
 from stages.rows import FactorRows, OwnedRows, TokenRows
@@ -44,6 +45,12 @@ def train(stage: Train, work: Work) -> None:
             "Padding is computed too, in groups of like length: this student's attention cannot be "
             "told where sentences end. Others train faster on a CPU, without padding."
         )
+    if is_first and _views_are_alike(stage, student):
+        work.say(
+            "WARNING: both views of a sentence are the same vector, as nothing drops out in model "
+            f"'{stage.student.settings.model}': view 2 costs as much as view 1 and adds nothing; "
+            "set student.dropout", important=True,
+        )  # fmt: skip
     precision = stage.settings.precision
     if is_first and precision == "bfloat16" and not student.autocast:
         work.say(f"computed in {NOT_HERE.format(precision)}", important=True)
@@ -68,6 +75,15 @@ def train(stage: Train, work: Work) -> None:
     if is_first and training.warning:
         work.say(f"WARNING: {training.warning}", important=True)
     publish_training(work, training)
+
+
+def _views_are_alike(stage: Train, student: Student) -> bool:
+    """Whether dropout alone is to tell views apart and the model's own is 0, as ModernBERT's is."""
+    settings = stage.student.settings
+    by_dropout = settings.dropout is None and settings.second_template in (None, settings.template)
+    rewritten = stage.rewrites and stage.settings.rewritten_view != "none"
+    alone = by_dropout and "second" in student.views and not rewritten
+    return alone and not drops_out(student.encoder.backbone)
 
 
 def engine_of(stage: Train) -> BuildEngine:

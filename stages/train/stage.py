@@ -52,6 +52,16 @@ class Train(Stage):
             found[f"train.{key}"] = value
         for number, (_, weight) in enumerate(self.factors):
             found[f"teachers[{number}].weight"] = weight
+        student, regression = self.student.settings, self.settings.objectives.vector_regression
+        if regression and len(self.factors) > 1:
+            turned = student.is_cut and regression.projection == "auto"
+            # 2: projections of all teachers undo the turn to the first one's directions, and a wide
+            # teacher's mean over coordinates is not the smaller for its width
+            if turned or regression.distance == "mse":
+                found["train.objectives.vector_regression.mixed"] = 2
+        changed = student.layers is not None or student.dropout is not None
+        if changed and "longformer" in student.model.lower():
+            found["student.longformer"] = 2  # 2: no dropout is left out; it can be loaded when cut
         return found if self.holdout == 0 else found | {"sentences.holdout": self.holdout}
 
     @property
@@ -84,6 +94,7 @@ class Train(Stage):
         width = self.output_width()
         if width is not None:
             check_widths(self.student.settings.dimensions, width)
+        self._check_aligned()
         regression = self.settings.objectives.vector_regression
         if regression is None or regression.projection != "none" or width is None:
             return
@@ -95,9 +106,28 @@ class Train(Stage):
                     f"{teacher.width()}; set projection: auto"
                 )
 
+    def _check_aligned(self) -> None:
+        """What builds on token embeddings has no use for vectors of a teacher's width."""
+        width = self.student.width()
+        aligned = self.student.settings.aligned and width is not None
+        mapped = aligned and any(t.width() not in (None, width) for t in self.teachers)
+        for name in ("denoising", "replaced_token"):
+            if mapped and name in self.settings.objectives.chosen:
+                raise UserError(
+                    f"student.aligned: train.objectives.{name} needs vectors as wide as the token "
+                    f"embeddings ({width}), and they are to be as wide as the teacher's; leave one "
+                    "of the two out"
+                )
+
     def _check_frozen(self) -> None:
-        if self.student.settings.freeze_layers:
-            check_frozen(self.student.settings, num_layers(self.output_config()) or None)
+        settings, config = self.student.settings, self.output_config()
+        if settings.freeze_layers and config.get("num_hidden_groups"):
+            raise UserError(
+                f"student.freeze_layers: the layers of model '{settings.model}' share their "
+                "weights, so none can be frozen alone; leave freeze_layers out"
+            )
+        if settings.freeze_layers:
+            check_frozen(settings, num_layers(config) or None)
 
     def check_rows(self, num_rows: int) -> None:
         num_rows -= num_held_out(self.holdout, num_rows)

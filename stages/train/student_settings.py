@@ -16,6 +16,10 @@ class StudentSettings(EncoderSettings):
     max_length: int = Field(
         32, ge=3, le=8192, description="Most tokens of a training sentence; the template counts."
     )
+    precision: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32",
+        description="float32, as tests read a student; training has train.precision.",
+    )
     second_template: str | None = Field(
         None,
         description="Template of the second view and of soft negatives; null: the same as "
@@ -97,6 +101,11 @@ class StudentSettings(EncoderSettings):
             raise ValueError(
                 "aligned: with template_denoising other vectors are trained than are used; leave "
                 "one of them out"
+            )
+        if self.precision != "float32":
+            raise ValueError(
+                f"precision: {self.precision} is no student's: in training it is train.precision, "
+                "and tests read it in float32; leave it out"
             )
         if self.pooling == "first-last":
             raise ValueError(

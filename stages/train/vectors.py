@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -26,8 +27,8 @@ class VectorRegressor(nn.Module):
     Args:
         widths: leading coordinates that count; the mean over these is the loss (Matryoshka,
             Kusupati et al. 2022). A prefix goes through the leading columns of the same projection.
-        turned: whether the encoder was turned to its principal directions, so that a projection
-            turns it back where widths are equal.
+        turned: whether the encoder was turned to a teacher's principal directions
+            (`turn_to_principal`), so that projections turn it back where widths are equal.
 
     Raises:
         UserError: widths differ, and there is to be no projection.
@@ -44,10 +45,9 @@ class VectorRegressor(nn.Module):
         super().__init__()
         self._distance = chosen.distance
         self._widths = tuple(dict.fromkeys(widths))
-        total = math.fsum(weight for _, weight in teachers)
-        self._weights = [weight / total for _, weight in teachers]
         self.projections = nn.ModuleList()
-        for factors, _ in teachers:
+        shares = []
+        for factors, weight in teachers:
             vectors = factors.take(_spread(factors.num_rows))
             width = vectors.shape[1]
             if chosen.projection == "none" and width != encoder.dimension:
@@ -56,11 +56,16 @@ class VectorRegressor(nn.Module):
                     f"vectors have {encoder.dimension} dimensions and a teacher's {width}; set "
                     "projection: learned"
                 )
-            learned = chosen.projection == "learned" or (turned and chosen.projection == "auto")
-            same = not learned and width == encoder.dimension
-            self.projections.append(
-                nn.Identity() if same else principal_projection(vectors, encoder.dimension)
-            )
+            # a mean over coordinates would make a wide teacher's distance the smaller one
+            shares.append(weight * (width if self._distance == "mse" else 1))
+            if width != encoder.dimension or chosen.projection == "learned":
+                self.projections.append(principal_projection(vectors, encoder.dimension))
+            elif turned and chosen.projection == "auto":
+                self.projections.append(_turned_back(encoder))
+            else:
+                self.projections.append(nn.Identity())
+        total = math.fsum(shares)
+        self._weights = [share / total for share in shares]
 
     def forward(
         self, encoder: Encoder, batch: AuxiliaryInput, vectors_D: Tensor
@@ -105,6 +110,14 @@ def turn_to_principal(encoder: Encoder, teachers: Sequence[FactorRows]) -> None:
             turn.weight = nn.Parameter(back.weight.detach().T.contiguous())
             encoder.dense.append(Dense(turn))
             return
+
+
+def _turned_back(encoder: Encoder) -> nn.Linear:
+    """The inverse of what `turn_to_principal` did, whichever teacher's directions these are."""
+    turn = cast(Dense, [*encoder.dense][-1]).linear
+    back = nn.Linear(turn.out_features, turn.in_features, bias=False)
+    back.weight = nn.Parameter(turn.weight.detach().T.clone())
+    return back
 
 
 def principal_projection(vectors: np.ndarray, dimension: int) -> nn.Linear:

@@ -32,7 +32,8 @@ class VectorRegression(Objective):
         "cosine",
         description="cosine: 1 - cos(P u, f). mse: mean squared difference of the coordinates of "
         "P u / |P u| and f, which is 2 / width times the cosine form (where factor_width made f "
-        "shorter than 1, times its length too, and a constant).",
+        "shorter than 1, times its length too, and a constant). Of several teachers the squared "
+        "differences are mixed by their weights, and so are the widths.",
     )
     projection: Literal["auto", "learned", "none"] = Field(
         "auto",

@@ -255,14 +255,14 @@ def test_teachers_that_cannot_be_used(folder, capsys):
     assert not [*folder.glob("*.yaml"), *folder.glob(".*")]
 
 
-def test_layers_that_differ_by_position_are_kept_from_the_first(folder, quick, capsys):
+def test_a_teacher_whose_layers_differ_by_position(folder, quick, capsys):
     mixed = make_model(folder / "mixed", layers=4)
     config = json.loads((mixed / "config.json").read_text())
     config["layer_types"] = ["full_attention", "sliding_attention"] * 2
     (mixed / "config.json").write_text(json.dumps(config))
     assert main(["new", "My texts.txt", "--teacher", "./mixed", "--minutes", "20"]) == 0
     recipe = yaml.safe_load((folder / "my-texts.yaml").read_text())
-    assert recipe["student"]["layers"] == [0, 1] and recipe["teachers"][0]["model"] == "./mixed"
+    assert recipe["student"]["layers"] == 2 and recipe["teachers"][0]["model"] == "./mixed"
 
 
 def test_a_foreign_language_is_noticed(folder, quick, teacher_folder, capsys):

@@ -144,6 +144,16 @@ def test_equal_views_are_warned_of_and_different_ones_are_not(tmp_path, tiny_rec
     assert not load_recipe(write(tmp_path, tiny_recipe(setting("student", student)))).warnings()
 
 
+def test_a_second_template_that_nobody_reads_is_warned_of(tmp_path, tiny_recipe):
+    student = {"head": "none", "template": "a {sentence}", "second_template": "b {sentence}"}
+    overrides = [
+        setting("student", tiny_recipe()["student"] | student),
+        setting("train.objectives", {"vector_regression": {}}),
+    ]
+    (found,) = load_recipe(write(tmp_path, tiny_recipe(*overrides))).warnings()
+    assert found.startswith("student.second_template has no effect")
+
+
 def test_what_regression_on_vectors_cannot_use_is_warned_of(tmp_path, tiny_recipe):
     alone = setting("train.objectives", {"vector_regression": {}})
     rewrites = setting("perturb", [{"name": "p", "pairs": {"path": "pairs.tsv"}}])

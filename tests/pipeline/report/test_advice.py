@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.report.advice import Evidence, _compared, advice, trend
+from pipeline.report.advice import Evidence, _compared, _layers, advice, trend
 from pipeline.report.figures import Results
 from stages.contract import EncoderLabel, Figure, Measurement
 
@@ -136,4 +136,25 @@ def test_a_student_whose_size_is_not_measured_yet():
     test = Figure("STS13", 80.0, percent=True)
     teacher = Measurement(EncoderLabel("teacher", "t"), [Figure("layers", 6), test])
     student = Measurement(EncoderLabel("after", "student"), [test])
-    assert _compared(Results([teacher, student], [], {})) == (80.0, 80.0, None)
+    results = Results([teacher, student], [], {})
+    assert _compared(results) == (80.0, 80.0) and _layers(results, {"t"}) is None
+
+
+def test_layers_are_compared_with_the_teacher_that_the_student_was_cut_from():
+    """With another one's, more layers than there are would be advised, or none where there are."""
+
+    def measured(role, name, layers, score):
+        figures = [Figure("layers", layers), Figure("STS13", score, percent=True)]
+        return Measurement(EncoderLabel(role, name), figures)
+
+    results = Results(
+        [
+            measured("teacher", "own", 6, 80.0),
+            measured("teacher", "better", 24, 85.0),
+            measured("after", "student", 3, 79.0),
+        ],
+        [],
+        {},
+    )
+    assert _compared(results) == (79.0, 85.0)
+    assert _layers(results, {"own"}) == (3, 6) and _layers(results, set()) is None

@@ -194,6 +194,7 @@ def test_tokens_are_shared_among_the_sentences_and_none_is_lost(serve, tmp_path)
         ({"extra": {"api_key": "sk-1"}}, "extra.api_key looks like a credential"),
         ({"base_url": "localhost:80"}, "not an http"),
         ({"base_url": "http://me:pw@localhost/v1"}, "credentials do not belong into base_url"),
+        ({"base_url": "http://localhost/v1?api-version=1"}, "base_url has a query"),
         ({"budget": {"max_cost": 1.0}}, "max_cost needs price_per_million_prompt_tokens"),
         ({"budget": {"price_per_million_answer_tokens": 1.0}}, "Extra inputs are not permitted"),
         ({"dimensions": 0}, "greater than or equal to 1"),

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 import stages.encoder.model
 from stages.embed.embedder import Embedder
-from stages.encoder.config import kept_layers
 from stages.encoder.cpu import computed_type
 from stages.encoder.model import load_encoder, load_for_inference
 from stages.encoder.settings import EncoderSettings
@@ -100,28 +99,6 @@ def test_padding():
     ids, mask = pad([np.array([5, 6, 7]), np.array([8])], pad_id=1)
     assert ids.tolist() == [[5, 6, 7], [8, 1, 1]]
     assert mask.tolist() == [[1, 1, 1], [1, 0, 0]]
-
-
-def test_layers_are_kept_in_order(student_folder):
-    options = dict(model=str(student_folder), pooling="mean", max_length=20)
-    whole = load_encoder(EncoderSettings(**options))
-    last = load_encoder(EncoderSettings(**options, layers=[1]))
-    assert last.backbone.config.num_hidden_layers == 1
-    for name, x in last.backbone.encoder.layer[0].state_dict().items():
-        assert torch.equal(x, whole.backbone.encoder.layer[1].state_dict()[name])
-
-
-@pytest.mark.parametrize(
-    ("total", "chosen", "kept"),
-    [
-        (6, 1, [5]), (6, 2, [0, 5]), (6, 3, [0, 2, 5]), (6, 6, [0, 1, 2, 3, 4, 5]),
-        (12, 3, [0, 5, 11]), (12, 4, [0, 3, 7, 11]), (24, 12, [*range(0, 22, 2), 23]),
-        (6, [4, 0], [4, 0]), (6, None, None),
-    ],
-)  # fmt: skip
-def test_a_number_of_layers_is_spread_evenly_and_keeps_the_last(total, chosen, kept):
-    settings = EncoderSettings(model="any", layers=chosen)
-    assert kept_layers(settings, total) == kept
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])

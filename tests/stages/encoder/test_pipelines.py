@@ -241,6 +241,7 @@ def no_pipeline(folder):
         (None, {"prompt_name": "quarry"}, "it has no prompt 'quarry'; it has: document, query"),
         (None, {"prompt": " ".join(["cat"] * 9)}, "takes 9 tokens, which leaves none of max_len"),
         (None, {"pooling": "pipeline", "layers": [0]}, "pooling: pipeline .* `layers` has no eff"),
+        (None, {"pooling": "pipeline", "layers": 0}, "whole of it, so `layers` has no effect"),
         (None, {"pooling": "pipeline", "template": "a {sentence}"}, "`template` has no effect"),
         (pickled_dense, {}, r"only there as a pickle \(2_Dense/pytorch_model.bin\)"),
         (other_width, {}, "2_Dense: the weights are not those of its config.json"),

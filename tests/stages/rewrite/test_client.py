@@ -272,6 +272,48 @@ def test_answers_in_flight_are_kept_whatever_goes_wrong_elsewhere(
     assert kept == len(server.answered) >= 9
 
 
+def test_time_in_which_nobody_listens_is_not_counted(serve, tmp_path):
+    """Whoever takes the results stands still for longer than a request may take, as with a storage
+    that is silent: what is answered meanwhile is not asked for, and paid, again."""
+    all_sent, may_answer = threading.Event(), threading.Event()
+
+    def behave(sentence, nth, total):
+        if total == 5:
+            all_sent.set()
+        held = {1: None, 2: all_sent}.get(total, may_answer)  # the first goes alone
+        return Reply(rewrite_of(sentence), hold=held)
+
+    server = serve(behave)
+    settings = settings_of(base_url=server.url, concurrency=4, timeout_seconds=0.4)
+    journal = Journal(Root(str(tmp_path)), "answers", "me", Answer)
+    taken = 0
+    for _ in ChatClient(settings, None, journal, print, QUICK).run(enumerate(map(str, range(5)))):
+        taken += 1
+        if taken == 2:
+            may_answer.set()
+            time.sleep(1.0)  # stands still
+    assert taken == 5 and len(server.bodies) == 5
+    assert journal.spent().requests == 5
+
+
+@pytest.mark.parametrize("scheme", ["http://", ""])
+def test_a_proxys_password_is_in_no_message(serve, tmp_path, monkeypatch, scheme):
+    """curl takes an address without a scheme too. A proxy that refuses was asked for nothing that
+    costs anything."""
+    server = serve(lambda sentence, nth, total: Reply("no", 407))
+    proxy = server.url.removeprefix("http://").removesuffix("/v1")
+    monkeypatch.setenv("https_proxy", f"{scheme}ann:pass%20word@{proxy}")
+    monkeypatch.setenv("no_proxy", "")
+    monkeypatch.setattr("stages.endpoint.failures.UNREACHED_BEFORE_STOP", 1)
+    settings = settings_of(base_url="https://endpoint.invalid/v1")
+    journal = Journal(Root(str(tmp_path)), "answers", "me", Answer)
+    with pytest.raises(UserError) as caught:
+        list(ChatClient(settings, None, journal, print, QUICK).run([(0, "A cat.")]))
+    said = str(caught.value)
+    assert "ClientHttpProxyError" in said and "word" not in said
+    assert journal.spent().requests == 0
+
+
 def test_refusals_are_not_looked_into_once_all_must_end(serve, tmp_path):
     """Each probe is paid for, and waited for."""
     all_sent, may_answer, asked = threading.Event(), threading.Event(), []

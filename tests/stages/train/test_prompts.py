@@ -130,6 +130,10 @@ def test_a_tokenizer_without_a_mask_token_and_a_template_that_leaves_no_room(mod
     pretrained.mask_token = None
     with pytest.raises(UserError, match="no mask token"):
         SentenceTokenizer(pretrained, settings)
+    words = settings.model_copy(update={"pooling": "last", "template": 'the "{sentence}" means :'})
+    (ids,) = SentenceTokenizer(pretrained, words)(["a cat"])
+    told = pretrained.convert_ids_to_tokens(ids)
+    assert told == ["[CLS]", "the", '"', "a", "cat", '"', "means", ":", "[SEP]"]
 
 
 def test_a_template_that_the_models_folder_decides_is_not_taken_silently(models, tmp_path):
