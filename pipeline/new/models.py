@@ -88,14 +88,14 @@ def read_teacher(model: str) -> Teacher:
 
 def _not_to_be_cut(folder: Path) -> str:
     """What a model has that no student can be cut from; "" where one can."""
-    config = read_json(folder / "config.json")
-    whys = {
-        read_pipeline(folder).unknown: True,
-        "the encoder of an encoder-decoder": config.get("is_encoder_decoder"),
-        "layers that share their weights": config.get("num_hidden_groups"),
-        "no layers in its config.json": not num_layers(config),
-    }
-    return next((why for why, holds in whys.items() if why and holds), "")
+    config, unknown = read_json(folder / "config.json"), read_pipeline(folder).unknown
+    if unknown:
+        return unknown
+    if config.get("is_encoder_decoder"):
+        return "the encoder of an encoder-decoder"
+    if config.get("num_hidden_groups"):
+        return "layers that share their weights"
+    return "" if num_layers(config) else "no layers in its config.json"
 
 
 def _is_usable(folder: Path) -> bool:

@@ -57,7 +57,7 @@ class Endpoint:
     ) -> None:
         self._settings, self._key, self._variables = settings, key, variables
         self.url = settings.base_url.rstrip("/") + settings.route
-        self._proxy = _proxy_for(urlsplit(self.url))
+        self._proxy, self._login, self._password = _proxy_for(urlsplit(self.url))
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -83,13 +83,12 @@ class Endpoint:
     async def _exchange(self, sent: dict[str, Any]) -> Reply:
         data, most = bytearray(), self._settings.most_answer_bytes
         headers = {"Authorization": f"Bearer {self._key.get_secret_value()}"} if self._key else {}
-        proxy, login = _parted(self._proxy)
         if not self.url.startswith("https:"):  # else the proxy is asked for a tunnel first
-            headers |= login
+            headers |= self._login
         # a session's own headers would go to the proxy too, with the key
         async with self._session.post(
-            self.url, json=sent, allow_redirects=False, headers=headers, proxy=proxy,
-            proxy_headers=login,
+            self.url, json=sent, allow_redirects=False, headers=headers, proxy=self._proxy,
+            proxy_headers=self._login,
         ) as response:  # fmt: skip
             async for chunk in response.content.iter_chunked(1 << 16):
                 data += chunk
@@ -101,10 +100,10 @@ class Endpoint:
     def hidden(self, text: str) -> str:
         """The text without secrets, in case the endpoint or a proxy repeats them, as they are or in
         JSON."""
-        password = urlsplit(self._proxy or "").password or ""
-        proxys = [SecretStr(form) for form in {password, unquote(password)} - {""}]
-        for secret in [*([self._key] if self._key else []), *self._variables.values(), *proxys]:
-            plain = secret.get_secret_value()
+        for secret in (self._key, self._password, *self._variables.values()):
+            plain = secret.get_secret_value() if secret else ""
+            if not plain:
+                continue
             in_json = (json.dumps(plain, ensure_ascii=ascii)[1:-1] for ascii in (True, False))
             for form in (plain, *in_json):
                 text = text.replace(form, "***")
@@ -147,23 +146,19 @@ async def _within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
     raise TimeoutError
 
 
-def _proxy_for(address: SplitResult) -> str | None:
-    """The environment's proxy for an endpoint; aiohttp's own look also reads ~/.netrc."""
-    if urllib.request.proxy_bypass(address.hostname or ""):
-        return None
+def _proxy_for(address: SplitResult) -> tuple[str | None, dict[str, str], SecretStr | None]:
+    """The environment's proxy for an endpoint, without user and password, which errors would show;
+    a header of these; the password. (aiohttp's own look also reads ~/.netrc.)"""
     proxy = urllib.request.getproxies().get(address.scheme)
-    return proxy if proxy is None or "://" in proxy else f"http://{proxy}"
-
-
-def _parted(proxy: str | None) -> tuple[str | None, dict[str, str]]:
-    """A proxy's address without user and password, which errors would show, and a header of
-    these."""
-    parts = urlsplit(proxy or "")
-    if proxy is None or parts.username is None:
-        return proxy, {}
-    login = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
-    address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-    return address, {"Proxy-Authorization": f"Basic {base64.b64encode(login).decode()}"}
+    if not proxy or urllib.request.proxy_bypass(address.hostname or ""):
+        return None, {}, None
+    parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    bare = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    if parts.username is None:
+        return bare, {}, None
+    password = unquote(parts.password or "")
+    login = base64.b64encode(f"{unquote(parts.username)}:{password}".encode()).decode()
+    return bare, {"Proxy-Authorization": f"Basic {login}"}, SecretStr(password)
 
 
 def bytes_as_tokens(text: str) -> int:

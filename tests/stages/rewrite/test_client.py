@@ -1,5 +1,6 @@
 """The chat client against a real HTTP server on loopback: nothing lost, nothing paid twice."""
 
+import base64
 import errno
 import json
 import os
@@ -9,8 +10,10 @@ import sys
 import threading
 import time
 from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from pydantic import SecretStr
 
 from stages.endpoint.failures import Patience
 from stages.endpoint.journal import Journal
@@ -218,6 +221,19 @@ def test_nothing_is_asked_for_on_a_disk_without_room(serve, tmp_path, monkeypatc
     assert not [*(tmp_path / "answers").iterdir()]
 
 
+def held_back(number):
+    """A server's behaviour: the first request goes alone; the second is answered when there are so
+    many, and the others once they may be. With the events of both."""
+    all_sent, may_answer = threading.Event(), threading.Event()
+
+    def behave(sentence, nth, total):
+        if total == number:
+            all_sent.set()
+        return Reply(rewrite_of(sentence), hold={1: None, 2: all_sent}.get(total, may_answer))
+
+    return behave, all_sent, may_answer
+
+
 @pytest.mark.parametrize(
     "at_fault", ["whoever takes results", "the source", "flushing", "an answer's reader"]
 )
@@ -225,13 +241,7 @@ def test_answers_in_flight_are_kept_whatever_goes_wrong_elsewhere(
     serve, tmp_path, monkeypatch, at_fault
 ):
     """As when a shard cannot be stored, or sentences cannot be read."""
-    all_sent, may_answer = threading.Event(), threading.Event()
-
-    def behave(sentence, nth, total):
-        if total == 9:
-            all_sent.set()
-        held = {1: None, 2: all_sent}.get(total, may_answer)  # the first goes alone
-        return Reply(rewrite_of(sentence), hold=held)
+    behave, all_sent, may_answer = held_back(9)
 
     def fail():
         may_answer.set()
@@ -275,14 +285,7 @@ def test_answers_in_flight_are_kept_whatever_goes_wrong_elsewhere(
 def test_time_in_which_nobody_listens_is_not_counted(serve, tmp_path):
     """Whoever takes the results stands still for longer than a request may take, as with a storage
     that is silent: what is answered meanwhile is not asked for, and paid, again."""
-    all_sent, may_answer = threading.Event(), threading.Event()
-
-    def behave(sentence, nth, total):
-        if total == 5:
-            all_sent.set()
-        held = {1: None, 2: all_sent}.get(total, may_answer)  # the first goes alone
-        return Reply(rewrite_of(sentence), hold=held)
-
+    behave, _, may_answer = held_back(5)
     server = serve(behave)
     settings = settings_of(base_url=server.url, concurrency=4, timeout_seconds=0.4)
     journal = Journal(Root(str(tmp_path)), "answers", "me", Answer)
@@ -296,22 +299,43 @@ def test_time_in_which_nobody_listens_is_not_counted(serve, tmp_path):
     assert journal.spent().requests == 5
 
 
-@pytest.mark.parametrize("scheme", ["http://", ""])
-def test_a_proxys_password_is_in_no_message(serve, tmp_path, monkeypatch, scheme):
-    """curl takes an address without a scheme too. A proxy that refuses was asked for nothing that
-    costs anything."""
-    server = serve(lambda sentence, nth, total: Reply("no", 407))
-    proxy = server.url.removeprefix("http://").removesuffix("/v1")
-    monkeypatch.setenv("https_proxy", f"{scheme}ann:pass%20word@{proxy}")
+@pytest.fixture
+def proxy():
+    """Its host and port, and the headers of the tunnels that it was asked for, and refused."""
+    found = []
+
+    class Refusing(BaseHTTPRequestHandler):
+        def do_CONNECT(self):
+            found.append(dict(self.headers))
+            self.send_error(407)
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}", found
+        server.shutdown()
+
+
+@pytest.mark.parametrize("login", ["http://ann:pass%20word@", "ann:pass%20word@", "http://", ""])
+def test_a_proxy_learns_no_key_and_no_message_its_password(proxy, tmp_path, monkeypatch, login):
+    """curl takes an address without a scheme too. What a proxy refuses has cost nothing."""
+    address, asked = proxy
+    monkeypatch.setenv("https_proxy", f"{login}{address}")
     monkeypatch.setenv("no_proxy", "")
     monkeypatch.setattr("stages.endpoint.failures.UNREACHED_BEFORE_STOP", 1)
     settings = settings_of(base_url="https://endpoint.invalid/v1")
     journal = Journal(Root(str(tmp_path)), "answers", "me", Answer)
+    client = ChatClient(settings, SecretStr("sk-secret"), journal, print, QUICK)
     with pytest.raises(UserError) as caught:
-        list(ChatClient(settings, None, journal, print, QUICK).run([(0, "A cat.")]))
+        list(client.run([(0, "A cat.")]))
     said = str(caught.value)
     assert "ClientHttpProxyError" in said and "word" not in said
     assert journal.spent().requests == 0
+    basic = f"Basic {base64.b64encode(b'ann:pass word').decode()}" if "ann" in login else None
+    assert {one.get("Proxy-Authorization") for one in asked} == {basic}
+    assert "sk-secret" not in str(asked)
 
 
 def test_refusals_are_not_looked_into_once_all_must_end(serve, tmp_path):
