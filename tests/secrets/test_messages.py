@@ -8,6 +8,7 @@ from pipeline.cli import main
 from pipeline.recipe.document import Document
 from stages.errors import UserError
 from stages.files import Root, masked_uri, storage_error
+from stages.variables import hide_values
 from tests.support.recipes import setting
 from tests.support.secrets import SECRET, chat
 
@@ -99,3 +100,9 @@ def test_an_override_that_is_no_yaml_is_not_repeated(load, tmp_path):
     with pytest.raises(UserError, match="not valid YAML") as caught:
         Document(str(tmp_path / "recipe.yaml"), [f"a.token=[{SECRET}"])
     assert SECRET not in str(caught.value)
+
+
+def test_a_password_in_an_address_is_in_no_line_that_is_kept():
+    """Whatever fails may name the address that it was given: a proxy's, a store's."""
+    said = "407, url='http://ann:secret@proxy:3128/x'"
+    assert hide_values(said) == "407, url='http://***@proxy:3128/x'"

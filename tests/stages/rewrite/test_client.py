@@ -282,9 +282,11 @@ def test_answers_in_flight_are_kept_whatever_goes_wrong_elsewhere(
     assert kept == len(server.answered) >= 9
 
 
-def test_time_in_which_nobody_listens_is_not_counted(serve, tmp_path):
+@pytest.mark.parametrize("answered", ["meanwhile", "afterwards"])
+def test_time_in_which_nobody_listens_is_not_counted(serve, tmp_path, answered):
     """Whoever takes the results stands still for longer than a request may take, as with a storage
-    that is silent: what is answered meanwhile is not asked for, and paid, again."""
+    that is silent: what is answered meanwhile, or is still under way, is not asked for, and paid,
+    again."""
     behave, _, may_answer = held_back(5)
     server = serve(behave)
     settings = settings_of(base_url=server.url, concurrency=4, timeout_seconds=0.4)
@@ -293,8 +295,10 @@ def test_time_in_which_nobody_listens_is_not_counted(serve, tmp_path):
     for _ in ChatClient(settings, None, journal, print, QUICK).run(enumerate(map(str, range(5)))):
         taken += 1
         if taken == 2:
-            may_answer.set()
+            if answered == "meanwhile":
+                may_answer.set()
             time.sleep(1.0)  # stands still
+            may_answer.set()
     assert taken == 5 and len(server.bodies) == 5
     assert journal.spent().requests == 5
 
