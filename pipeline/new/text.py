@@ -77,6 +77,7 @@ class Text:
         sentences, or where there are more than HASHED; without those of num_held_out pairs that
         are kept out of training. complete: False where there are more.
     num_invalid: lines that are not UTF-8.
+    too_long: the share of each column's texts that are longer than what is kept.
     """
 
     source: Source
@@ -87,6 +88,7 @@ class Text:
     num_invalid: int
     split: bool
     sample: list[str]
+    too_long: Mapping[str, float]
 
     @property
     def middle_chars(self) -> tuple[int, int]:
@@ -145,6 +147,8 @@ def look(source: Source) -> Text:
     shortest, longest = source.char_limits
     draw, sample = random.Random(0), list[str]()
     seen, paired = set[int](), set[int]()
+    names = [*source.chosen.values()] or ["text"]
+    texts_of, kept_of, long_of = (dict.fromkeys(names, 0) for _ in range(3))
     num_records = num_invalid = num_kept = num_hashed = 0
     complete = True
     for record in _records(source):
@@ -156,6 +160,11 @@ def look(source: Source) -> Text:
             num_invalid += record.reason == "invalid_utf8"
             continue
         texts = [text for cell in record if (text := cell.strip())]
+        for name, cell in zip(names, record, strict=True):
+            length = len(cell.strip())
+            texts_of[name] += length > 0
+            kept_of[name] += shortest <= length <= longest
+            long_of[name] += length > longest
         if len(texts) == 2 and len(paired) < 2 * MOST_HELD_OUT / HELD_OUT_SHARE:
             hashes = {hash(text) for text in texts if shortest <= len(text) <= longest}
             if len(hashes) == 2 and paired.isdisjoint(hashes):
@@ -190,6 +199,12 @@ def look(source: Source) -> Text:
             f"{source.path}: no sentence of {shortest} to {longest:,} characters in it "
             f"({num_records:,} records)"
         )
+    for name in names if source.has_pairs else ():
+        if not kept_of[name]:
+            raise UserError(
+                f"{source.path}: no text of {shortest} to {longest:,} characters in column "
+                f"'{name}' ({long_of[name]:,} are longer); name another, or cut its texts"
+            )
     distinct = len(seen) / num_hashed * num_kept
     num_held_out = int(HELD_OUT_SHARE * len(paired) / 2)
     if num_held_out < LEAST_HELD_OUT:
@@ -198,7 +213,7 @@ def look(source: Source) -> Text:
     draw.shuffle(usable)
     return Text(
         source, num_records, num_sentences, num_held_out, complete, num_invalid, split,
-        usable[:SAMPLE],
+        usable[:SAMPLE], {} if split else {n: long_of[n] / max(1, texts_of[n]) for n in names},
     )  # fmt: skip
 
 

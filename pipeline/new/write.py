@@ -188,6 +188,14 @@ def _warnings(found: Proposal) -> list[str]:
         lines.append("the teacher's files do not say how to pool; the mean over tokens is taken")
     if found.text.num_invalid:
         lines.append(f"{found.text.num_invalid:,} lines are not UTF-8 and will be left out")
+    longest = found.text.source.char_limits[1]
+    for name, share in found.text.too_long.items():
+        if share > 0.1:
+            where = f" in {name}" if found.text.source.chosen else ""
+            lines.append(
+                f"{share:.0%} of the texts{where} are over {longest:,} characters and will be left "
+                "out"
+            )
     if found.all_seconds < 30 * found.minutes:
         lines.append(
             f"the text is small for {found.minutes:g} minutes: after {found.passes:.0f} passes "

@@ -29,7 +29,8 @@ NEAR_TEACHER = 0.99
 class Evidence:
     """What a training and its evaluation measured.
 
-    history: metric rows, oldest first: `step`, `loss`, maybe `dev_spearman`.
+    history: metric rows, oldest first: `step`, `loss`, maybe `num_steps` (of the whole training)
+        and `dev_spearman`.
     num_sentences: that training draws from; None where only those with rewrites take part.
     more_sentences: whether the source has more than `sentences.limit` let in.
     layers: the student's and, where it was cut from that teacher, the teacher's; else None.
@@ -73,8 +74,21 @@ def advice(evidence: Evidence) -> str:
         for row in evidence.history
         if math.isfinite(row.get("dev_spearman", math.nan))
     ]
-    found = _of_dev(evidence, dev) if len(dev) >= LEAST_POINTS else _of_loss(evidence, losses)
+    steps, planned = (evidence.history[-1].get(name, 0) for name in ("step", "num_steps"))
+    if dev and steps < planned:
+        found = _of_patience(dev, steps, planned)
+    else:
+        found = _of_dev(evidence, dev) if len(dev) >= LEAST_POINTS else _of_loss(evidence, losses)
     return f"Next: {found}"
+
+
+def _of_patience(dev: list[tuple[int, float]], steps: int, planned: int) -> str:
+    best_step, best = max(dev, key=lambda one: one[1])
+    return (
+        f"a higher train.dev.patience, or a lower train.learning_rate. Dev was best at step "
+        f"{best_step:,} ({best:.2f}) and ended at {dev[-1][1]:.2f}, when patience was over after "
+        f"{steps:,} of {planned:,} steps."
+    )
 
 
 def _of_dev(evidence: Evidence, dev: list[tuple[int, float]]) -> str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -11,7 +10,8 @@ from pydantic import Field
 from stages.contract import Work
 from stages.evaluate.base import Evaluation, Result, Tested
 from stages.evaluate.relevance import mean_figures, mean_items
-from stages.evaluate.tables import products
+from stages.evaluate.tables import finite_vectors, products
+from stages.kinds import Kinds
 
 # Queries compared with all descriptions at once: 1,024 x N float32 scores in memory.
 QUERY_ROWS = 1024
@@ -52,14 +52,9 @@ class RetrievalSettings(Evaluation):
         if self.kind == "first-sentence":
             what = "the rest of a held-out text from its first sentence"
             return score_retrieval(rows["query"], rows["document"], tested, what)
-        documents = tested.encode_documents or tested.encode
-        tested = replace(
-            tested,
-            encode=partial(tested.encode, kinds="query"),
-            encode_documents=partial(documents, kinds="document"),
-        )
         what = "the document of a held-out query"
-        return score_retrieval(rows["query"], rows["document"], tested, what)
+        kinds: tuple[Kinds, Kinds] = "query", "document"
+        return score_retrieval(rows["query"], rows["document"], tested, what, kinds)
 
 
 def score_retrieval(
@@ -67,6 +62,7 @@ def score_retrieval(
     documents: Sequence[str],
     tested: Tested,
     what: str,
+    kinds: tuple[Kinds, Kinds] = (None, None),
 ) -> Result:
     """MRR@10, recall@1, recall@10 and nDCG@10 (all x 100) where document i answers query i.
 
@@ -74,9 +70,15 @@ def score_retrieval(
 
     Args:
         what: is found, from what; for the note.
+        kinds: of the queries and of the documents.
+
+    Raises:
+        UserError: a vector is not finite.
     """
-    document_vectors = (tested.encode_documents or tested.encode)(documents)
-    query_vectors = tested.encode(queries)
+    of_query, of_document = kinds
+    encode_documents = tested.encode_documents or tested.encode
+    document_vectors = finite_vectors(documents, encode_documents, of_document)
+    query_vectors = finite_vectors(queries, tested.encode, of_query)
     ranks = np.empty(len(queries), dtype=np.int64)
     for start in range(0, len(queries), QUERY_ROWS):
         scores = products(query_vectors[start : start + QUERY_ROWS], document_vectors)

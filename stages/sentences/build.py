@@ -1,8 +1,9 @@
 """Sentences: read, clean, split, de-duplicate, shuffle, shard.
 
-De-duplication and shuffle are one mechanism: each sentence gets the key BLAKE2b(seed, text), of
-two kinds BLAKE2b(seed, kind and text);
-sentences are spread over 256 buckets by the key's first byte, and each bucket is sorted by key.
+De-duplication and shuffle are one mechanism: each sentence gets the key BLAKE2b(seed, text), so
+that a text which is there as both kinds lies beside itself: the first ones of a corpus are kept
+from training (all but the last one surely as either kind). Sentences are spread over 256 buckets
+by the key's first byte, and each bucket is sorted by key.
 Equal sentences meet, and the result is a uniform shuffle that depends on the *set* of sentences
 and the seed alone, not on their order or on how they were spread over files.
 
@@ -31,7 +32,7 @@ from stages.sentences.sources import Record, Reject, Row, read_records
 
 MEMORY_BYTES = 256 << 20
 NUM_BUCKETS = 256
-# In front of a sentence of a kind while it is sorted, so that a text may be there as either
+# In front of a sentence of a kind while it is stored, so that a text may be there as either
 MARKS: dict[Kind | None, bytes] = {None: b"", "query": b"\x01", "document": b"\x02"}
 
 EmitShard = Callable[[int, dict[str, bytes], int], None]
@@ -172,8 +173,9 @@ class _Buckets:
         self._held_bytes = 0
 
     def add(self, sentence: str, kind: Kind | None) -> None:
-        text = MARKS[kind] + sentence.encode("utf-8")  # clean text has no control characters
+        text = sentence.encode("utf-8")  # clean text has no control characters
         key = hashlib.blake2b(text, digest_size=16, key=self._key).digest()
+        text = MARKS[kind] + text
         self._held[key[0]].append((key, text))
         self._held_bytes += len(text) + 200  # the tuple, two bytes objects and the key
         if self._held_bytes > MEMORY_BYTES:

@@ -5,14 +5,16 @@ import unicodedata
 
 from stages.sentences.settings import SentencesSettings
 
-CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b\ufeff]")
+# Without those that are white space, such as form feeds, which part words.
+CONTROL = re.compile(r"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u200b\ufeff]")
 
 
 def clean_text(text: str, form: str) -> str:
-    """Unicode-normalised, without control characters, white space squeezed."""
+    """Without control characters, Unicode-normalised, white space squeezed; once is enough."""
+    text = CONTROL.sub("", text)  # first: what one stood between may compose
     if form != "none":
         text = unicodedata.normalize(form, text)  # type: ignore[arg-type]
-    return " ".join(CONTROL.sub("", text).split())
+    return " ".join(text.split())
 
 
 def cleaned(text: str, settings: SentencesSettings) -> str:

@@ -2,10 +2,10 @@
 
 Those of two columns of a table; of texts that are split, the first sentence and the rest. Which
 ones depends on the *set* of pairs and the seed alone: by BLAKE2b(seed, query), the least first,
-with distinct queries and distinct documents. So the source is read twice: nobody knows the least
-before the end.
+and no text twice, as a query or as a document, since who looks for one would find the other. So the
+source is read twice: nobody knows the least before the end.
 
-Memory: 16 bytes for every pair, and the text of those that are held out.
+Memory: 75 bytes for every pair, and the text of those that are held out.
 """
 
 import hashlib
@@ -56,23 +56,24 @@ class HeldOut:
         columns = array("Q"), array("Q")
         for row in read_records(self._settings):
             pair = self._pair(row)
-            if pair is not None and all(self._may_be(text) for text in pair):
+            if pair and pair[0] != pair[1] and all(self._may_be(text) for text in pair):
                 for column, text in zip(columns, pair, strict=True):
                     column.append(self._key(text))
         queries, documents = (np.frombuffer(column, np.uint64) for column in columns)
-        order = np.lexsort((documents, queries))
-        for key in (queries, documents):  # of pairs that share one, the least stays
-            order = order[np.sort(np.unique(key[order], return_index=True)[1])]
-        asked = self._settings.holdout_pairs
-        if len(order) < asked:
-            names = " and ".join(f"'{name}'" for name in self._settings.text_columns)
-            what = f"pairs of {names}" if self._settings.columns else "texts of several sentences"
-            raise UserError(
-                f"sentences.holdout_pairs is {asked}, but there are only {len(order)} distinct "
-                f"{what} with nothing that is dropped; lower it or give more text"
-            )
-        order = order[:asked]
-        return dict(zip(queries[order].tolist(), documents[order].tolist(), strict=True))
+        asked, chosen, taken = self._settings.holdout_pairs, dict[int, int](), set[int]()
+        for place in np.lexsort((documents, queries)):
+            keys = int(queries[place]), int(documents[place])
+            if taken.isdisjoint(keys):
+                taken.update(keys)
+                chosen[keys[0]] = keys[1]
+                if len(chosen) == asked:
+                    return chosen
+        names = " and ".join(f"'{name}'" for name in self._settings.text_columns)
+        what = f"pairs of {names}" if self._settings.columns else "texts of several sentences"
+        raise UserError(
+            f"sentences.holdout_pairs is {asked}, but there are only {len(chosen)} "
+            f"{what} that share no text, with nothing that is dropped; lower it or give more text"
+        )
 
     def _pair(self, row: Row) -> tuple[str, str] | None:
         """Query and document, cleaned; None where a row has none."""

@@ -13,12 +13,13 @@ import re
 import warnings
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from stages.errors import UserError
+from stages.sentences.cleaning import cleaned
 from stages.sentences.settings import SentencesSettings
 from stages.sentences.sources import Row
 
@@ -57,7 +58,8 @@ def read_python_docs(settings: SentencesSettings) -> tuple[Iterator[Row], list[d
         UserError: a package is not installed, or there are fewer pairs than asked for.
     """
     documents = [
-        document
+        # as they will be, so that what is held out is known again wherever it is
+        replace(document, paragraphs=[cleaned(text, settings) for text in document.paragraphs])
         for name, files in sorted(package_files(settings.packages).items())
         for document in _documents(name, files)
     ]

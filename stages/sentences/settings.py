@@ -88,6 +88,13 @@ class SentencesSettings(Settings):
         given = [self.path is not None, self.dataset is not None, self.source == "python-docs"]
         if sum(given) != 1:
             raise ValueError("give exactly one of: path, dataset, source: python-docs")
+        if self.source == "dataset" and self.dataset is None:
+            raise ValueError("source 'dataset' is told by `dataset`; name the kind of file instead")
+        if self.packages is not None and self.source != "python-docs":
+            raise ValueError("packages are read by source: python-docs; leave them out")
+        split = type(self).model_fields["dataset_split"].default
+        if self.dataset is None and (self.dataset_file or self.dataset_split != split):
+            raise ValueError("dataset_file and dataset_split are of a `dataset`; leave them out")
         if self.holdout is not None and 0 < self.holdout < LEAST_HELD_OUT:
             raise ValueError(
                 f"holdout {self.holdout}: fewer than {LEAST_HELD_OUT} sentences say nothing about "
@@ -133,6 +140,8 @@ class SentencesSettings(Settings):
             found.pop("path")
         if self.source == "python-docs":
             found["packages"] = content.describe_packages(self.packages)
+        if self.columns is not None or self.holds_out_pairs:
+            found["pairs"] = 2  # kinds of a text beside each other; pairs that share no text
         return found
 
 

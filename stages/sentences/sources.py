@@ -6,6 +6,7 @@ Memory: one line (at most MAX_LINE_BYTES) or one Parquet batch at a time.
 import csv
 import difflib
 import gzip
+import itertools
 import json
 import zlib
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,8 @@ from stages.sentences.settings import SUFFIXES, SentencesSettings, SourceKind
 
 # A text line longer than this is dropped unread: no sentence is a megabyte.
 MAX_LINE_BYTES = 1 << 20
+# Rows of JSON lines that are looked at to tell which keys hold text.
+FIRST_ROWS = 1000
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ def read_table(table: Table) -> Iterator[Row]:
 
 def text_columns(file: Path, kind: str) -> list[str]:
     """Columns of a table's file that may hold text; of JSON lines, the keys of the first row that
-    do or are null. [] for a text file, which has none.
+    do or are null in all of the first FIRST_ROWS. [] for a text file, which has none.
 
     Raises:
         UserError: a broken file; with its place.
@@ -121,8 +124,13 @@ def text_columns(file: Path, kind: str) -> list[str]:
     lines = (line for _, line in _lines(file, table) if isinstance(line, str) and line.strip())
     first = next(lines, "")
     if kind == "jsonl":
-        row = _json_object(first, f"{file}, first line")
-        return [key for key, value in row.items() if value is None or isinstance(value, str)]
+        keys = [*_json_object(first, f"{file}, first line")]
+        for number, line in enumerate(itertools.chain([first], lines)):
+            if number == FIRST_ROWS:
+                break
+            row = _json_object(line, f"{file}, a line of the first {FIRST_ROWS:,}")
+            keys = [key for key in keys if isinstance(row.get(key), str | None)]
+        return keys
     if kind in ("tsv", "csv"):
         names = next(csv.reader([first], **_dialect(tab=kind == "tsv")), [])
         other = next((one for one in ";\t|" if len(names) == 1 and one in first), None)
@@ -167,14 +175,14 @@ def kind_of(file: Path, setting: str) -> str:
     return kind
 
 
-def load_hub_dataset(name: str, split: str, file: str | None = None) -> Any:
+def load_hub_dataset(name: str, split: str, file: str | None = None) -> Iterator[dict[str, Any]]:
     """Rows of a Hugging Face data set (hub id or local folder), streamed.
 
     Raises:
-        UserError: the extra is not installed, or the data set cannot be loaded.
+        UserError: the extra is not installed, or the data set cannot be loaded or read.
     """
     with _hub(name) as datasets:
-        return datasets.load_dataset(
+        yield from datasets.load_dataset(
             name, data_files=file, split=split, streaming=True, revision=_revision(name)
         )
 
@@ -203,7 +211,7 @@ def _hub(name: str) -> Iterator[Any]:
         yield datasets
     except (OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"data set '{name}': cannot be loaded ({reason})") from error
+        raise UserError(f"data set '{name}': cannot be read ({reason})") from error
 
 
 def _open(file: Path) -> IO[bytes]:
@@ -296,15 +304,22 @@ def _delimited(file: Path, table: Table, tab: bool) -> Iterator[Row]:
             else:
                 yield Reject("missing_cell", ",".join(cells))
     except csv.Error as error:
-        raise UserError(f"{file}, line {reader.line_num}: cannot be read ({error})") from None
+        why = f"{file}, line {reader.line_num}: cannot be read ({error})"
+        if not tab:
+            why += (
+                "; a cell that begins with a quotation mark ends at the next one that is not "
+                "doubled: look for one too many or too few, there or above"
+            )
+        raise UserError(why) from None
     yield from rejected
 
 
 def _dialect(tab: bool) -> dict[str, Any]:
-    """TSV is read without quoting, as corpora are written; CSV with the usual rules."""
+    """TSV is read without quoting, as corpora are written; CSV with the usual rules, strictly: a
+    quotation mark that is not closed would else swallow the rest of the file."""
     if tab:
         return {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-    return {"delimiter": ",", "quoting": csv.QUOTE_MINIMAL}
+    return {"delimiter": ",", "quoting": csv.QUOTE_MINIMAL, "strict": True}
 
 
 def _parquet(file: Path, table: Table) -> Iterator[Row]:

@@ -16,10 +16,12 @@ from tests.golden.fingerprints import (
 )
 
 # What the mended bugs of 0.2 compute anew: trainings (version 4), what is made with students that
-# recipes train, and tokens of byte-level tokenizers with a space before the sentence.
+# recipes train, and tokens of byte-level tokenizers with a space before the sentence; and what the
+# quickstart makes, which reads paragraphs instead of sentences.
 TRAINED_BASES = ("embed:base", "corpus:base", "ranks:base", "corpus:after")
 MADE_ANEW = {
     ("promptbert-roberta-base", "tokens"),
+    *(("quickstart", name) for name in ("sentences", "tokens", "embed:minilm")),
     *((f"sncse-roberta-{size}", f"tokens{view}") for size in ("base", "large")
       for view in ("", ":negated")),
     *(("wiki-ranks", name) for name in ("embed:simcse", "corpus:simcse", "ranks:simcse",

@@ -177,3 +177,23 @@ def test_broken_files_are_refused(tmp_path, name, content, expected):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=expected):
         find_source(str(tmp_path / name), {})
+
+
+def test_documents_that_are_too_long_are_refused_or_told(tmp_path):
+    pair = {"--query": "title", "--document": "body"}
+
+    def found(bodies):
+        rows = [{"title": f"title {n}", "body": body} for n, body in enumerate(bodies)]
+        (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        return look(find_source(str(tmp_path / "t.jsonl"), pair))
+
+    with pytest.raises(UserError, match=r"characters in column 'body' \(40 are longer\)"):
+        found(["x" * 5000] * 40)
+    some = found([f"{n} {'x' * (5000 if n % 4 else 50)}" for n in range(40)])
+    assert some.too_long == {"title": 0.0, "body": 0.75}
+
+
+def test_a_key_that_holds_no_text_later_on_is_no_column_of_text(tmp_path):
+    rows = [{"question": "Is it?", "votes": None}, {"question": "It is.", "votes": 3}]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert find_source(str(tmp_path / "t.jsonl"), {}).chosen == {"--column": "question"}

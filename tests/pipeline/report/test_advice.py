@@ -158,3 +158,20 @@ def test_layers_are_compared_with_the_teacher_that_the_student_was_cut_from():
     )
     assert _compared(results) == (79.0, 85.0)
     assert _layers(results, {"own"}) == (3, 6) and _layers(results, set()) is None
+
+
+@pytest.mark.parametrize("scores", [[60.0, 58.0], [50, 52, 54, 56, 58, 57.9]])
+def test_a_training_that_patience_ended_is_not_told_to_train_longer(scores):
+    history = [
+        {"step": 100 * n, "loss": falling(100 * n), "num_steps": 10_000, "dev_spearman": score}
+        for n, score in enumerate(scores, start=1)
+    ]
+    line = advice(evidence(history))
+    steps = len(scores)
+    assert line == (
+        "Next: a higher train.dev.patience, or a lower train.learning_rate. Dev was best at step "
+        f"{100 * steps - 100} ({scores[-2]:.2f}) and ended at {scores[-1]:.2f}, when patience was "
+        f"over after {100 * steps} of 10,000 steps."
+    )
+    whole = [row | {"num_steps": 100 * steps} for row in history]
+    assert "patience" not in advice(evidence(whole))

@@ -204,7 +204,7 @@ def test_retrieval_equals_its_slow_twin():
 
 def test_a_constant_encoder_retrieves_nothing():
     texts = [str(i) for i in range(40)]
-    found = score_retrieval(texts, texts, base.Tested(lambda t: np.ones((len(t), 3)), None), "")
+    found = score_retrieval(texts, texts, base.Tested(lambda t, _: np.ones((len(t), 3)), None), "")
     assert values_of(found)["MRR@10"] == 0
 
 
@@ -333,3 +333,15 @@ def test_classifiers_see_vectors_that_are_not_scaled(tmp_path, normalize):
         np.testing.assert_allclose(tested.encode(TEXTS), unit_rows(theirs), atol=1e-5)
         returned = unit_rows(theirs) if role == "after" else theirs
         np.testing.assert_allclose(tested.as_returned(TEXTS), returned, atol=1e-5)
+
+
+def test_retrieval_with_a_vector_that_is_no_number_wins_nothing():
+    """No rank is better than one that no comparison gives."""
+    texts = [f"text {n}" for n in range(20)]
+
+    def encode(some, kinds=None):
+        vectors = np.eye(20, dtype=np.float32)[[int(text.split()[1]) for text in some]]
+        return np.where(np.array([text == "text 7" for text in some])[:, None], np.nan, vectors)
+
+    with pytest.raises(UserError, match="vector of 'text 7' is not finite"):
+        score_retrieval(texts, texts, base.Tested(encode, None), "")

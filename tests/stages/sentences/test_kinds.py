@@ -86,7 +86,7 @@ def test_an_empty_cell_is_a_reject_and_no_half_of_a_held_out_pair(tmp_path, suff
     assert stats["read"] == 14 == stats["kept"] + sum(stats["rejected"].values())
     assert build(file, split_sentences=True)[1]["rejected"] == {"blank": 2}
     with pytest.raises(
-        UserError, match=r"holdout_pairs is 6, .* only 5 distinct pairs of 'title' and"
+        UserError, match=r"holdout_pairs is 6, .* only 5 pairs of 'title' and 'body' that"
     ):
         build(file, holdout_pairs=6)
 
@@ -164,8 +164,43 @@ def test_a_kind_of_which_nothing_is_left_and_a_text_without_columns(tmp_path):
         ({"columns": {"query": "a", "document": "a"}}, "both are 'a'"),
         ({"columns": COLUMNS, "path": None, "source": "python-docs"}, "columns are of a table"),
         ({"holdout_pairs": 3}, "holdout_pairs is for .* that are split"),
+        ({"packages": ["numpy"]}, "packages are read by source: python-docs"),
+        ({"dataset_file": "b.csv"}, "are of a `dataset`"),
+        ({"dataset_split": "dev"}, "are of a `dataset`"),
+        ({"source": "dataset"}, "name the kind of file instead"),
     ],
 )
 def test_settings_that_do_not_go_together(options, message):
     with pytest.raises(ValidationError, match=message):
         SentencesSettings.model_validate({"path": "a.tsv"} | options)
+
+
+def test_a_text_held_out_for_agreement_is_so_as_either_kind(tmp_path):
+    questions = [f"Question number {n}, is it one?" for n in range(400)]
+    pairs = [*zip(questions, reversed(questions), strict=True)]
+    rows, _, _ = build(write_pairs(tmp_path / "a.tsv", pairs))
+    assert len(rows) == 800
+    held, trained = ({text for text, _ in part} for part in (rows[:100], rows[100:]))
+    assert not held & trained
+
+
+def test_no_held_out_pair_is_found_by_its_own_text_or_another_pairs(tmp_path):
+    pairs = [(f"A title that is its body {n}", f"A title that is its body {n}") for n in range(30)]
+    pairs += make_pairs(30)
+    pairs += [(body, f"An answer to {body}") for _, body in make_pairs(30)]  # bodies that ask, too
+    file = write_pairs(tmp_path / "a.tsv", pairs)
+    for seed in range(5):
+        held = build(file, holdout_pairs=25, seed=seed)[2]
+        assert len({text for pair in held for text in pair}) == 50
+
+
+def test_pairs_that_share_a_document_do_not_hide_others(tmp_path):
+    common = "The one answer to every question."
+    pairs = [
+        (f"Question number {n}", answer)
+        for n in range(200)
+        for answer in (common, f"Answer number {n} of them all.")
+    ]
+    file = write_pairs(tmp_path / "a.tsv", pairs)
+    for seed in range(3):
+        assert len(build(file, holdout_pairs=150, seed=seed)[2]) == 150

@@ -4,6 +4,7 @@ import ast
 import gzip
 import io
 import json
+import unicodedata
 from pathlib import Path
 
 import pyarrow as pa
@@ -59,6 +60,32 @@ def test_a_local_hugging_face_folder_is_a_source(tmp_path):
         "\n".join(json.dumps({"text": s}) for s in make_sentences(20))
     )
     assert len(build(dataset=str(tmp_path))[0]) == 20
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("train.jsonl", b'{"text": "a good line"}\n{"te'),
+        ("train.csv", b"text\na good line\none,more,cells\n"),
+        ("train.txt", b"a good line\n\xff\xfe\n"),
+    ],
+)
+def test_a_damaged_hugging_face_folder_is_one_clear_message(tmp_path, name, data):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(UserError, match=r"data set '.*': cannot be read \("):
+        build(dataset=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("Cafe\u200b\u0301", "Caf\u00e9"),
+        ("page\x0cnext\x85line\x1fend", "page next line end"),
+        ("a\x00b\ufeff \u200b c", "ab c"),
+    ],
+)
+def test_a_text_is_clean_once_it_has_been_cleaned(text, clean):
+    assert clean_text(text, "NFC") == clean == clean_text(clean, "NFC")
 
 
 def test_tsv_is_read_without_quoting(tmp_path):
@@ -165,7 +192,7 @@ def test_first_sentences_are_held_out_with_the_rest_of_their_texts(tmp_path):
     (tmp_path / "b.txt").write_text("\n".join([*single, *several[::-1]]) + "\n")
     split["path"] = str(tmp_path / "b.txt")
     assert build(**split, holdout_pairs=7)[0] == texts
-    with pytest.raises(UserError, match="only 30 distinct texts of several sentences"):
+    with pytest.raises(UserError, match="only 30 texts of several sentences that share no"):
         build(**split, holdout_pairs=31)
 
 
@@ -178,6 +205,21 @@ def test_held_out_documentation_never_reaches_the_training_text():
     held = {pair[part] for pair in pairs for part in ("summary", "description")}
     assert not held.intersection(texts)
     assert len(texts) > 1000
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_held_out_documentation_is_known_in_another_unicode_form(tmp_path, monkeypatch, split):
+    function = 'def f{}():\n    """The M\u00f6bius function of order {}.\n\n    {}\n    """\n'
+    described = "It is M\u00f6bius again, in words that say what is done here."
+    code = "".join(function.format(n, n, f"{described} Number {n} of all.") for n in range(20))
+    for name, form in (("a", "NFC"), ("b", "NFD")):
+        (tmp_path / f"{name}.py").write_text(unicodedata.normalize(form, code))
+    files = [tmp_path / "a.py", tmp_path / "b.py"]
+    monkeypatch.setattr("stages.sentences.python_docs.package_files", lambda names: {"p": files})
+    texts, _, found = build(source="python-docs", split_sentences=split, holdout_pairs=10)
+    pairs = pq.read_table(io.BytesIO(found["holdout.parquet"])).to_pylist()
+    assert len(pairs) == 10 and texts
+    assert not {pair[part] for pair in pairs for part in ("summary", "description")} & {*texts}
 
 
 def test_statements_are_those_of_the_whole_tree():
@@ -260,6 +302,12 @@ def file_with(name, data):
         (file_with("in.jsonl", b'{"body": "a good line"}\n'), "no column 'text'; it has body"),
         (file_with("in.jsonl", b'{"text": 3}\n'), "holds int, not text"),
         (file_with("in.csv", b"body\nx\n"), "no column 'text'"),
+        # it would be the first of one long cell
+        (
+            file_with("in.csv", b'text\nA sentence.\n"An open quote\n' + b"A sentence.\n" * 9),
+            "line 12: cannot be read (unexpected end of data); a cell that begins with a quotation",
+        ),
+        (file_with("in.csv", b'text\n"He said "hi" there."\n'), "line 2: cannot be read"),
         (file_with("in.parquet", b"not parquet"), "not a readable Parquet file"),
         (file_with("in.docx", b"x"), "suffix '.docx' is not known"),
         (parquet_without_column, "no column 'text'; it has body"),
