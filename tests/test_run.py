@@ -1,5 +1,7 @@
 """The whole path on a real cluster of two Ray nodes: run, plan, rerun, show, use the student."""
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -71,6 +73,16 @@ def test_run_makes_everything_once_and_only_what_changed_again(sentray, tiny_rec
     changed = link.resolve()
     assert "nothing to do" in sentray("run", file)
     assert link.resolve() != changed
+    # a copy that followed the links is not overwritten, and nothing is left beside it
+    shutil.copytree(link, link.with_name("copy"))
+    link.unlink()
+    link.with_name("copy").rename(link)
+    beside = sorted(os.listdir(link.parent))
+    assert "move it away and run again" in sentray("run", file, code=2)
+    assert sorted(os.listdir(link.parent)) == beside
+    shutil.rmtree(link)
+    assert "nothing to do" in sentray("run", file)
+    assert (link / "model.safetensors").is_file()
 
     # execution settings are not identity: nothing to do
     for change in ("student.tokens_per_batch=64", "train.checkpoint_every_steps=3"):

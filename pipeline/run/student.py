@@ -85,6 +85,7 @@ def present_student(plan: Plan, student: Student | None) -> None:
 
     Raises:
         StorageError: it cannot be written.
+        UserError: there is another folder in its place.
     """
     link = plan.store.root.local_path(f"students/{plan.recipe.name}")
     if link is not None and student is not None:
@@ -97,6 +98,11 @@ def _lay_out(link: Path, student: Student) -> None:
     is_here = readme.is_file() and all(_points_to(link, one) for one in student.layers)
     if is_here and readme.read_text(encoding="utf-8") == student.card:
         return
+    if link.exists() and not link.is_symlink():
+        raise UserError(
+            f"{link}: a copied folder or a file is where the student belongs, which is made and "
+            "kept; move it away and run again"
+        )
     target = link.with_name(f".{link.name}-{time.time_ns()}")
     for artifact in student.layers:
         source = artifact.folder_path("model")

@@ -85,6 +85,7 @@ def module_folders(folder: Path) -> list[Path]:
 def read_files(folder: Path) -> list[Path]:
     """The files that decide what a model in this folder gives."""
     files = [file for pattern in READ for file in sorted(folder.glob(pattern))]
+    files = [file for file in files if not file.name.endswith(".bf16.safetensors")]  # a variant
     about = read_json(folder / "sentray.json") or {}  # of a student before it is exported
     own = [folder / name for name in about.get("dense", ())]
     for place in [folder / "1_Pooling", *module_folders(folder), *own]:

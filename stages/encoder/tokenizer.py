@@ -117,7 +117,8 @@ class SentenceTokenizer:
 
     def sentence_ids(self, texts: Sequence[str], room: int, kinds: Kinds = None) -> list[list[int]]:
         """Ids of the sentences and their prompts alone, at most `room` each."""
-        self._rust.enable_truncation(max_length=room)
+        side = self.pretrained.truncation_side
+        self._rust.enable_truncation(max_length=room, direction=side)
         each = zip(texts, kind_of_each(kinds, len(texts)), strict=True)
         texts = [self._closed(text, kind) for text, kind in each]
         encodings = self._rust.encode_batch_fast(texts, add_special_tokens=False)
@@ -131,13 +132,13 @@ class SentenceTokenizer:
 
     def _closed(self, text: str, kind: Kind | None) -> str:
         """The text with its final period, as the setting asks, and what is put before it."""
-        if not text:
-            return text
-        if self.settings.final_period != "keep":
+        if text and self.settings.final_period != "keep":
             missing, added = FINAL_PERIOD[self.settings.final_period]
             text = re.sub(missing.replace(r"\z", r"\Z"), added, text, count=1)
         prompt = self.settings.prompts.get(kind) if kind else None
-        return (self.lead if prompt is None else prompt) + text
+        if prompt is None:
+            prompt = self.lead if text else self.settings.prompt or ""  # a template's space is not
+        return prompt + text
 
 
 def load_tokenizer(settings: EncoderSettings) -> SentenceTokenizer:
@@ -164,7 +165,14 @@ def load_tokenizer(settings: EncoderSettings) -> SentenceTokenizer:
 
 
 def save_tokenizer(pretrained: Any, folder: Path) -> None:
-    """Writes a tokenizer of transformers so that older versions load it too."""
+    """Writes a tokenizer of transformers so that older versions load it too.
+
+    One without a padding token gets one, as sentence-transformers pads with nothing else; which
+    one does not matter to who masks it.
+    """
+    if pretrained.pad_token is None:
+        other = pretrained.eos_token or pretrained.unk_token
+        pretrained.pad_token = other or pretrained.convert_ids_to_tokens(0)
     pretrained.save_pretrained(folder)
     file = folder / "tokenizer_config.json"
     about = json.loads(file.read_text(encoding="utf-8"))

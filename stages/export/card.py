@@ -53,6 +53,7 @@ def model_card(
     aligned_to: str = "",
     widths: Sequence[int] = (),
     prompts: Mapping[Kind, str] = NO_PROMPTS,
+    trusts: bool = False,
 ) -> str:
     """Markdown: what the student is, what it learned from, how, and its figures where known.
 
@@ -64,6 +65,7 @@ def model_card(
         aligned_to: the teacher in whose space the student stays.
         widths: that vectors may be cut to.
         prompts: of queries and documents, where these are two kinds of sentence.
+        trusts: whether the model has code of its own, which the folder carries.
     """
     shown = {kind: f"`{text!r}`" if text else "none" for kind, text in prompts.items()}
     uses = KINDS_CARD.format(**shown) if shown else ""
@@ -90,7 +92,7 @@ A sentence encoder trained with Sentray from unlabelled text.
 
 ```python
 from sentence_transformers import SentenceTransformer
-model = SentenceTransformer("path/to/this/folder")
+model = SentenceTransformer("path/to/this/folder"{", trust_remote_code=True" if trusts else ""})
 print(model.similarity(model.encode(["one sentence"]), model.encode(["another sentence"])))
 ```
 {uses}

@@ -58,6 +58,8 @@ def export_student(
     if settings.template is not None or settings.final_period != "keep":
         _write_template_tokenizer(tokenizer, target)
         _write(target / "sentray.json", {"pooling": settings.pooling})
+    if not any(key.startswith("rope") for key in config):
+        _pad_right(target / "tokenizer_config.json")
     _write(
         target / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False}
     )
@@ -141,6 +143,13 @@ def _write_template_tokenizer(tokenizer: SentenceTokenizer, target: Path) -> Non
         old_steps = [] if rust.normalizer is None else [rust.normalizer]
         rust.normalizer = normalizers.Sequence([*steps, *old_steps])
     save_tokenizer(rebuilt(rust, old), target)
+
+
+def _pad_right(file: Path) -> None:
+    """Where positions are absolute: sentence-transformers counts them from the padding on."""
+    about = json.loads(file.read_text(encoding="utf-8"))
+    if about.get("padding_side") == "left":
+        _write(file, about | {"padding_side": "right"})
 
 
 def _write(file: Path, content: Any) -> None:

@@ -64,11 +64,13 @@ def front_matter(card: str) -> dict[str, Any]:
 def _stated(settings: ModelSettings) -> dict[str, str]:
     card = _card_of(settings)
     try:
-        text = card.read_text(encoding="utf-8", errors="replace") if card else ""
+        text = card.read_text(encoding="utf-8-sig", errors="replace") if card else ""
     except OSError:
         return {}
     stated = front_matter(text)
-    found = {key: " ".join(str(stated[key]).split()) for key in KEYS if stated.get(key)}
+    values = {key: stated[key] for key in KEYS if stated.get(key)}
+    listed = {k: ", ".join(map(str, v)) if isinstance(v, list) else v for k, v in values.items()}
+    found = {key: " ".join(str(value).split()) for key, value in listed.items()}
     return found if "license" in found else {}
 
 

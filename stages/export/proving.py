@@ -33,6 +33,7 @@ class Reference:
     tests: tuple[Evaluation, ...]
     work: Work
     kinds: list[Kind] | None = None
+    trust_remote_code: bool = False
     temporary: tempfile.TemporaryDirectory[str] = field(default_factory=tempfile.TemporaryDirectory)
 
     @property
@@ -44,7 +45,7 @@ class Reference:
     def student(self) -> Any:
         from stages.export.running import load_student
 
-        return load_student(self.folder)
+        return load_student(self.folder, self.trust_remote_code)
 
     @cached_property
     def encode(self) -> Encode:
@@ -113,7 +114,7 @@ def prove(variant: str, reference: Reference, target: Path, work: Work) -> Proof
     with tempfile.TemporaryDirectory() as whole:
         _link(reference.folder, Path(whole))
         _link(target, Path(whole))
-        student = load_variant(Path(whole), variant)
+        student = load_variant(Path(whole), variant, reference.trust_remote_code)
         encode = encode_with(student)
         mean, lowest = cosines(encode(reference.compared, reference.kinds), reference.vectors)
         figures = reference.score(student, work)

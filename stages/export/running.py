@@ -20,22 +20,24 @@ from stages.rows import unit_rows
 Run = Callable[[dict[str, np.ndarray]], np.ndarray]
 
 
-def load_student(folder: Path, **model_kwargs: Any) -> Any:
+def load_student(folder: Path, trust_remote_code: bool = False, **model_kwargs: Any) -> Any:
     """The exported folder in plain sentence-transformers, on the CPU."""
     from sentence_transformers import SentenceTransformer
 
     logging.getLogger("sentence_transformers").setLevel(logging.WARNING)
-    return SentenceTransformer(str(folder), device="cpu", model_kwargs=model_kwargs)
+    return SentenceTransformer(
+        str(folder), device="cpu", model_kwargs=model_kwargs, trust_remote_code=trust_remote_code
+    )
 
 
-def load_variant(folder: Path, variant: str) -> Any:
+def load_variant(folder: Path, variant: str, trust_remote_code: bool = False) -> Any:
     """A variant whose files are in the student's folder, as a SentenceTransformer.
 
     Its graph gets as many threads as torch has, so that both can be timed side by side.
     """
     if variant == "bf16":
-        return load_student(folder, variant="bf16", dtype="bfloat16")
-    student = load_student(folder)
+        return load_student(folder, trust_remote_code, variant="bf16", dtype="bfloat16")
+    student = load_student(folder, trust_remote_code)
     file = folder / FILES[variant]
     names, run = _onnx(file) if file.suffix == ".onnx" else _openvino(file)
     student.transformers_model.forward = _forward(names, run)

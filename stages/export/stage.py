@@ -97,6 +97,7 @@ class Export(Stage):
             self.aligned_to,
             self.widths,
             prompts,
+            self.student.settings.trust_remote_code,
         )
 
 

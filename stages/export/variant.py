@@ -53,6 +53,7 @@ class Variant(Stage):
     variant: str
     gate: GateSettings
     tests: tuple[Evaluation, ...]
+    trust_remote_code: bool
 
     kind = "variant"
     wanted = True
@@ -101,7 +102,9 @@ class Variant(Stage):
         ]
         compared = texts[count:][:NUM_COMPARED]
         of_these = kinds and kinds[count:][:NUM_COMPARED]
-        return Reference(folder, compared, calibration, self.tests, work, of_these)
+        return Reference(
+            folder, compared, calibration, self.tests, work, of_these, self.trust_remote_code
+        )
 
     def make(self, work: Work, loaded: Reference) -> None:
         work.say(f"making {self.variant}, and comparing it with the float32 student")
@@ -119,16 +122,19 @@ class Variant(Stage):
             work.publish(stats, None if missed else Path(local))
 
     def student_part(self, artifact: Artifact) -> StudentPart:
-        return StudentPart(self.variant, _usage(self.variant), artifact.stats["refused"])
+        usage = _usage(self.variant, self.trust_remote_code)
+        return StudentPart(self.variant, usage, artifact.stats["refused"])
 
 
-def _usage(variant: str) -> str:
+def _usage(variant: str, trust_remote_code: bool) -> str:
     file = FILES[variant]
     if variant == "bf16":
         options = 'model_kwargs={"variant": "bf16", "dtype": "bfloat16"}'
     else:
         backend = variant.removesuffix("-int8")
         options = f'backend="{backend}", model_kwargs={{"file_name": "{file}"}}'
+    if trust_remote_code:
+        options += ", trust_remote_code=True"
     return f'SentenceTransformer("path/to/this/folder", {options})'
 
 
@@ -140,5 +146,5 @@ def plan(graph: Graph) -> None:
     reads = dict.fromkeys(node for test in tests for node in test.reads)
     inputs = list(dict.fromkeys(["export", "sentences", *reads]))
     for name in recipe.export.variants:
-        stage = Variant(name, recipe.export.gate, tests)
+        stage = Variant(name, recipe.export.gate, tests, recipe.student.trust_remote_code)
         graph.add(f"export:{name}", stage, inputs, f"{recipe.name}-{name}")

@@ -1,6 +1,6 @@
 """Settings of `student.vocabulary`: which tokens a student keeps of its model's. No torch."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -26,3 +26,9 @@ class VocabularySettings(Settings):
         "corpus: those of the texts only, others become unknown; a multilingual vocabulary has "
         "thousands of others. Tokenizers with bytes need neither.",
     )
+
+    def identity(self, where: str = "") -> dict[str, Any]:
+        found = super().identity(where)
+        if self.characters == "corpus" and self.min_count > 1:
+            found["characters"] = "corpus, rare ones too"  # before, those of frequent tokens
+        return found

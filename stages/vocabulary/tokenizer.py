@@ -114,7 +114,10 @@ class WholeTokenizer:
                 f"frequent one occurs {int(counts.max(initial=0)):,} times); lower it"
             )
         known = self._tokens.keys() | self._added.keys()
-        kept = self._always(used, settings).union(*map(self._with_parts, required)) & known
+        kept = (
+            self._always(np.flatnonzero(counts), settings).union(*map(self._with_parts, required))
+            & known
+        )
         size = settings.size
         if size is not None and len(kept) > size:
             raise UserError(
@@ -157,8 +160,12 @@ class WholeTokenizer:
             holder[key] = new[holder[key]]
         return CutTokenizer(json.dumps(raw, ensure_ascii=False), np.array(order, dtype=np.int32))
 
-    def _always(self, used: list[int], settings: VocabularySettings) -> set[int]:
-        """What must stay so that any text has tokens, and the same ones around it."""
+    def _always(self, occurring: np.ndarray, settings: VocabularySettings) -> set[int]:
+        """What must stay so that any text has tokens, and the same ones around it.
+
+        Args:
+            occurring: ids of tokens that the texts have, rare ones too.
+        """
         found = {*self._added}
         found |= {holder[key] for holder, key in _id_places(self._raw["post_processor"])}
         if self.unknown_id is not None:
@@ -172,7 +179,7 @@ class WholeTokenizer:
         bodies = {number: self._body(token) for number, token in self._tokens.items()}
         wanted: set[str] | None = None
         if settings.characters == "corpus" and not self._is_byte_level:
-            wanted = {character for number in used for character in bodies.get(number, "")}
+            wanted = {one for number in occurring.tolist() for one in bodies.get(number, "")}
         return found | {
             number
             for number, body in bodies.items()

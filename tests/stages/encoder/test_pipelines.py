@@ -173,6 +173,9 @@ def test_the_weights_of_every_module_are_part_of_the_fingerprint(tmp_path):
     (folder / "2_Dense").rename(folder / "map")
     change_modules(folder, 2, path="map")
     assert "map/model.safetensors" in describe_model(settings_of(folder))["files"]
+    named = describe_model(settings_of(folder))["files"]
+    (folder / "model.bf16.safetensors").write_bytes(b"a variant, which nobody reads here")
+    assert describe_model(settings_of(folder))["files"] == named
     router = describe_model(settings_of(make_router(tmp_path / "router")))["files"]
     assert sum(name.endswith("model.safetensors") for name in router) == 2
 

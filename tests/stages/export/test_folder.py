@@ -1,8 +1,12 @@
 """Students of model types that name their sizes in their own way."""
 
+import json
+
 import numpy as np
 import pytest
+import torch
 from sentence_transformers import SentenceTransformer
+from transformers import AutoTokenizer
 
 from pipeline.plan.plan import make_plan
 from pipeline.store.artifacts import ArtifactStore
@@ -11,12 +15,14 @@ from stages.encoder.settings import EncoderSettings
 from stages.encoder.source import EncoderSource
 from stages.encoder.tokenizer import load_tokenizer
 from stages.errors import UserError
+from stages.export.card import model_card
 from stages.export.folder import export_student
+from stages.export.running import load_student
 from stages.recipe import Recipe
 from stages.train.engine import cpu_copy
 from stages.train.student import save_encoder
 from tests.support.here import make_here
-from tests.support.models import make_model, make_sentences
+from tests.support.models import byte_tokenizer, make_model, make_sentences
 from tests.support.pipelines import make_decoder
 from tests.support.recipes import tiny
 
@@ -64,3 +70,103 @@ def test_a_decoder_that_pools_its_last_token_is_trained_and_exported(tmp_path, t
         EncoderSettings(model=str(model), layers=1, pooling="last", max_length=48, device="cpu")
     )
     assert np.abs(found - before.encode_unit(texts)).max() > 0.01
+
+
+def exported(settings, folder):
+    """An encoder as if it had been trained, and the folder of it."""
+    encoder = load_encoder(settings)
+    save_encoder(encoder, cpu_copy(encoder), folder / "trained")
+    trained = settings.model_copy(update={"model": str(folder / "trained"), "layers": None})
+    export_student(folder / "trained", load_tokenizer(trained), 24, "card", folder / "student")
+    return encoder, folder / "student"
+
+
+def make_gpt2(folder):
+    """Absolute positions, no padding token, and a tokenizer that pads on the left."""
+    from transformers import GPT2Config, GPT2Model
+
+    torch.manual_seed(0)
+    tokenizer = byte_tokenizer()
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    tokenizer.save_pretrained(folder)
+    sizes = dict(n_embd=32, n_layer=2, n_head=2, n_positions=64, bos_token_id=0, eos_token_id=1)
+    GPT2Model(GPT2Config(vocab_size=len(tokenizer), **sizes)).save_pretrained(folder)
+    return folder
+
+
+def test_a_decoder_without_a_padding_token_can_be_used(tmp_path):
+    """sentence-transformers pads with nothing else, and gives no positions where padding ends."""
+    model = make_gpt2(tmp_path / "model")
+    about = json.loads((model / "tokenizer_config.json").read_text())
+    assert about.get("pad_token") is None and about["padding_side"] == "left"
+    settings = EncoderSettings(model=str(model), pooling="last", max_length=24, device="cpu")
+    encoder, folder = exported(settings, tmp_path)
+    student = SentenceTransformer(str(folder), device="cpu")
+    texts = [*make_sentences(20), "short"]
+    np.testing.assert_allclose(student.encode(texts), encoder.encode_unit(texts), atol=1e-5)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_long_text_is_cut_where_the_tokenizer_cuts_it(tmp_path, side):
+    model = make_model(tmp_path / "model")
+    AutoTokenizer.from_pretrained(model, truncation_side=side).save_pretrained(model)
+    settings = EncoderSettings(model=str(model), pooling="mean", max_length=24, device="cpu")
+    encoder, folder = exported(settings, tmp_path)
+    student = SentenceTransformer(str(folder), device="cpu")
+    texts = [" ".join(make_sentences(6, seed)) for seed in range(3)]
+    np.testing.assert_allclose(student.encode(texts), encoder.encode_unit(texts), atol=1e-5)
+
+
+def test_a_prompt_stands_before_an_empty_text_too(tmp_path):
+    model = make_model(tmp_path / "model")
+    settings = EncoderSettings(
+        model=str(model), pooling="mean", max_length=24, device="cpu", prompt="the cat: "
+    )
+    encoder, folder = exported(settings, tmp_path)
+    student = SentenceTransformer(str(folder), device="cpu")
+    texts = ["", "a dog"]
+    np.testing.assert_allclose(student.encode(texts), encoder.encode_unit(texts), atol=1e-5)
+
+
+OWN = """
+from transformers import BertConfig, BertModel
+
+class OwnConfig(BertConfig):
+    model_type = "own"
+
+class OwnModel(BertModel):
+    config_class = OwnConfig
+"""
+
+
+def test_a_model_with_code_of_its_own_is_exported_and_loaded(tmp_path):
+    model = make_model(tmp_path / "model")
+    (model / "own.py").write_text(OWN)
+    config = json.loads((model / "config.json").read_text())
+    auto = {"AutoConfig": "own.OwnConfig", "AutoModel": "own.OwnModel"}
+    config |= {"model_type": "own", "auto_map": auto, "architectures": ["OwnModel"]}
+    (model / "config.json").write_text(json.dumps(config))
+    settings = EncoderSettings(
+        model=str(model), pooling="mean", max_length=24, device="cpu", trust_remote_code=True
+    )
+    encoder, folder = exported(settings, tmp_path)
+    texts = make_sentences(5)
+    found = load_student(folder, trust_remote_code=True).encode(texts)
+    np.testing.assert_allclose(found, encoder.encode_unit(texts), atol=1e-5)
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        load_student(folder)
+
+
+@pytest.mark.parametrize("trusts", [True, False])
+def test_variants_and_card_trust_what_the_recipe_trusts(tmp_path, teacher_folder, trusts):
+    raw = tiny(tmp_path, teacher_folder, make_model(tmp_path / "model"))
+    raw["student"]["trust_remote_code"] = trusts
+    raw["export"] = {"variants": ["bf16"]}
+    graph = make_plan(Recipe.model_validate(raw)).graph
+    assert graph["export"].stage.student.settings.trust_remote_code is trusts
+    assert graph["export:bf16"].stage.trust_remote_code is trusts
+    data = {"kept": 3, "read": 4, "rejected": {}}
+    card = model_card("tiny", "name: tiny", data, False, trusts=trusts)
+    assert ("trust_remote_code=True" in card) is trusts

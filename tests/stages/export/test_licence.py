@@ -38,6 +38,12 @@ def test_the_front_matter_says_the_base_models_licence_only(tmp_path):
     assert "- base model (base): unknown" in card
 
 
+def test_several_licences_and_a_byte_order_mark(tmp_path):
+    text = "\ufeff---\nlicense: [mit, apache-2.0]\n---\n"
+    (stated,) = licences((card_of(make_model(tmp_path / "base"), text),))
+    assert stated["license"] == "mit, apache-2.0"
+
+
 def test_another_licence_is_named_and_linked(tmp_path):
     text = "---\nlicense: other\nlicense_name: mine\nlicense_link: LICENSE.md\n---\n"
     stated = licences((card_of(make_model(tmp_path / "base"), text),))

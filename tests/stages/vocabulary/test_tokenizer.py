@@ -82,6 +82,16 @@ def test_rare_tokens_go_and_their_characters_stay(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_characters_of_rare_words_stay_where_those_of_the_texts_do(kind):
+    """A word that is dropped for its rarity is read in shorter pieces."""
+    whole = train_tokenizer(kind).backend_tokenizer
+    texts = [*TEXTS, *["the cat sees the dog"] * 40]
+    small = Tokenizer.from_str(cut(whole, texts, min_count=40, characters="corpus").text)
+    for text in texts:
+        assert not {"[UNK]", "<unk>"} & {*small.encode(text).tokens} - {*whole.encode(text).tokens}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_size_keeps_the_most_frequent(kind):
     whole = train_tokenizer(kind).backend_tokenizer
     least = len(cut(whole, min_count=int(counts_of(whole, TEXTS).max())).kept)
