@@ -13,7 +13,7 @@ import re
 import warnings
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -58,8 +58,7 @@ def read_python_docs(settings: SentencesSettings) -> tuple[Iterator[Row], list[d
         UserError: a package is not installed, or there are fewer pairs than asked for.
     """
     documents = [
-        # as they will be, so that what is held out is known again wherever it is
-        replace(document, paragraphs=[cleaned(text, settings) for text in document.paragraphs])
+        document
         for name, files in sorted(package_files(settings.packages).items())
         for document in _documents(name, files)
     ]
@@ -86,15 +85,16 @@ def read_python_docs(settings: SentencesSettings) -> tuple[Iterator[Row], list[d
         return hashlib.blake2b(text, key=settings.seed.to_bytes(8, "little")).digest()
 
     holdout = sorted(distinct.values(), key=key)[: settings.holdout_pairs]
-    held_paragraphs = {pair[part] for pair in holdout for part in ("summary", "description")}
-    held_sentences = {
-        sentence for paragraph in held_paragraphs for sentence in _sentences(paragraph)
-    }
+    # Compared as they will be read, in one Unicode form and without what cannot be seen.
+    parts = ("summary", "description")
+    held = {cleaned(pair[part], settings) for pair in holdout for part in parts}
+    held_sentences = {sentence for paragraph in held for sentence in _sentences(paragraph)}
 
     def records() -> Iterator[Row]:
         for document in documents:
-            if held_paragraphs.isdisjoint(document.paragraphs):
-                for paragraph in document.paragraphs:
+            paragraphs = [cleaned(paragraph, settings) for paragraph in document.paragraphs]
+            if held.isdisjoint(paragraphs):
+                for paragraph in paragraphs:
                     kept = [s for s in _sentences(paragraph) if s not in held_sentences]
                     if kept:
                         yield (" ".join(kept),)
