@@ -28,6 +28,7 @@ SETTINGS = [
     "sentences.split_sentences=false", "sentences.max_chars=300", "sentences.holdout_pairs=500",
     "sentences.columns={query: query, document: candidate}", "teachers.0.max_length=128",
     "student.max_length=64", "train.max_steps=1000", "train.checkpoint_every_steps=500",
+    "train.dev.every_steps=250",
     "evaluate={retrieval: {kind: columns, num_pairs: 500}, speed: false}",
 ]  # fmt: skip
 

@@ -161,7 +161,7 @@ def look(source: Source) -> Text:
             continue
         texts = [text for cell in record if (text := cell.strip())]
         for name, cell in zip(names, record, strict=True):
-            length = len(cell.strip())
+            length = len(" ".join(cell.split()))
             texts_of[name] += length > 0
             kept_of[name] += shortest <= length <= longest
             long_of[name] += length > longest

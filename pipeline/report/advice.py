@@ -75,7 +75,7 @@ def advice(evidence: Evidence) -> str:
         if math.isfinite(row.get("dev_spearman", math.nan))
     ]
     steps, planned = (evidence.history[-1].get(name, 0) for name in ("step", "num_steps"))
-    if dev and steps < planned:
+    if dev and steps < planned and not _fell(dev):
         found = _of_patience(dev, steps, planned)
     else:
         found = _of_dev(evidence, dev) if len(dev) >= LEAST_POINTS else _of_loss(evidence, losses)
@@ -100,13 +100,21 @@ def _of_dev(evidence: Evidence, dev: list[tuple[int, float]]) -> str:
         return _longer(
             evidence, f"dev still rose, {line.first:.2f} to {line.last:.2f} over {steps}"
         )
-    fell = best - dev[-1][1] >= max(LEAST_POINTS_GAINED, 3 * _noise(dev))
-    if fell and best_step <= last_step * 2 / 3:
+    if _fell(dev):
         return (
             f"not longer. Dev was best at step {best_step:,} ({best:.2f}) and ended at "
             f"{dev[-1][1]:.2f}, {last_step:,} steps; try a lower train.learning_rate, or more text."
         )
     return _flat(evidence, f"dev changed by {line.change:+.2f} over {steps}")
+
+
+def _fell(dev: list[tuple[int, float]]) -> bool:
+    """Whether dev was best well before its end, by more than noise."""
+    if len(dev) < LEAST_POINTS:
+        return False
+    best_step, best = max(dev, key=lambda one: one[1])
+    by_more = best - dev[-1][1] >= max(LEAST_POINTS_GAINED, 3 * _noise(dev))
+    return by_more and best_step <= dev[-1][0] * 2 / 3
 
 
 def _of_loss(evidence: Evidence, losses: list[tuple[int, float]]) -> str:

@@ -165,14 +165,7 @@ def load_tokenizer(settings: EncoderSettings) -> SentenceTokenizer:
 
 
 def save_tokenizer(pretrained: Any, folder: Path) -> None:
-    """Writes a tokenizer of transformers so that older versions load it too.
-
-    One without a padding token gets one, as sentence-transformers pads with nothing else; which
-    one does not matter to who masks it.
-    """
-    if pretrained.pad_token is None:
-        other = pretrained.eos_token or pretrained.unk_token
-        pretrained.pad_token = other or pretrained.convert_ids_to_tokens(0)
+    """Writes a tokenizer of transformers so that older versions load it too."""
     pretrained.save_pretrained(folder)
     file = folder / "tokenizer_config.json"
     about = json.loads(file.read_text(encoding="utf-8"))

@@ -58,8 +58,7 @@ def export_student(
     if settings.template is not None or settings.final_period != "keep":
         _write_template_tokenizer(tokenizer, target)
         _write(target / "sentray.json", {"pooling": settings.pooling})
-    if not any(key.startswith("rope") for key in config):
-        _pad_right(target / "tokenizer_config.json")
+    _write_padding(tokenizer.pretrained, config, target / "tokenizer_config.json")
     _write(
         target / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False}
     )
@@ -145,11 +144,24 @@ def _write_template_tokenizer(tokenizer: SentenceTokenizer, target: Path) -> Non
     save_tokenizer(rebuilt(rust, old), target)
 
 
-def _pad_right(file: Path) -> None:
-    """Where positions are absolute: sentence-transformers counts them from the padding on."""
+def _write_padding(pretrained: Any, config: dict[str, Any], file: Path) -> None:
+    """Padding that sentence-transformers masks as we do.
+
+    It pads with a padding token alone, so one that has none gets another special token's name; and
+    it counts positions from the padding on, so absolute ones are padded on the right.
+    """
     about = json.loads(file.read_text(encoding="utf-8"))
-    if about.get("padding_side") == "left":
-        _write(file, about | {"padding_side": "right"})
+    names = ("eos", "unk", "bos", "sep", "cls", "mask")
+    special = [getattr(pretrained, f"{name}_token", None) for name in names]
+    known = [
+        token for token in special
+        if token and pretrained.convert_tokens_to_ids(token) < config["vocab_size"]
+    ]  # fmt: skip
+    if pretrained.pad_token is None and known:
+        about["pad_token"] = known[0]
+    if about.get("padding_side") == "left" and not any(key.startswith("rope") for key in config):
+        about["padding_side"] = "right"
+    _write(file, about)
 
 
 def _write(file: Path, content: Any) -> None:

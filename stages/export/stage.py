@@ -38,7 +38,8 @@ class Export(Stage):
 
     kind = "export"
     wanted = True
-    version = 3
+    # 4: padding that sentence-transformers masks as we do
+    version = 4
 
     def identity(self, inputs: Mapping[str, Fingerprinted]) -> dict[str, Any]:
         found: dict[str, Any] = {"max_length": self.student.settings.max_length}

@@ -105,7 +105,8 @@ def read_table(table: Table) -> Iterator[Row]:
 
 def text_columns(file: Path, kind: str) -> list[str]:
     """Columns of a table's file that may hold text; of JSON lines, the keys of the first row that
-    do or are null in all of the first FIRST_ROWS. [] for a text file, which has none.
+    do, or are null there and hold nothing else in the first FIRST_ROWS. [] for a text file, which
+    has none.
 
     Raises:
         UserError: a broken file; with its place.
@@ -121,18 +122,28 @@ def text_columns(file: Path, kind: str) -> list[str]:
             raise UserError(f"{file}: not a readable Parquet file ({error})") from None
         kinds = (pa.types.is_string, pa.types.is_large_string)
         return [one.name for one in schema if any(is_text(one.type) for is_text in kinds)]
-    lines = (line for _, line in _lines(file, table) if isinstance(line, str) and line.strip())
-    first = next(lines, "")
+    lines = (
+        (number, line) for number, line in _lines(file, table)
+        if isinstance(line, str) and line.strip()
+    )  # fmt: skip
     if kind == "jsonl":
-        keys = [*_json_object(first, f"{file}, first line")]
-        for number, line in enumerate(itertools.chain([first], lines)):
-            if number == FIRST_ROWS:
-                break
-            row = _json_object(line, f"{file}, a line of the first {FIRST_ROWS:,}")
-            keys = [key for key in keys if isinstance(row.get(key), str | None)]
-        return keys
+        starts: dict[str, object] | None = None
+        for number, line in itertools.islice(lines, FIRST_ROWS):
+            row = _json_object(line, f"{file}, line {number}")
+            starts = {
+                key: value for key, value in (row if starts is None else starts).items()
+                if isinstance(value, str)
+                or (value is None and isinstance(row.get(key), str | None))
+            }  # fmt: skip
+        return [*(starts or {})]
     if kind in ("tsv", "csv"):
-        names = next(csv.reader([first], **_dialect(tab=kind == "tsv")), [])
+        first = next(lines, (1, ""))[1]
+        try:
+            both = itertools.chain([first], (line for _, line in lines))
+            plain = (line + "\n" for line in both)
+            names = next(csv.reader(plain, **_dialect(tab=kind == "tsv")), [])
+        except csv.Error as error:
+            raise _not_csv(file, 1, error) from None
         other = next((one for one in ";\t|" if len(names) == 1 and one in first), None)
         if kind == "csv" and other is not None:
             raise UserError(
@@ -209,7 +220,7 @@ def _hub(name: str) -> Iterator[Any]:
 
     try:
         yield datasets
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError, zlib.error) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(f"data set '{name}': cannot be read ({reason})") from error
 
@@ -274,8 +285,12 @@ def _delimited(file: Path, table: Table, tab: bool) -> Iterator[Row]:
     names: list[str] | None = None
     rejected: list[Reject] = []
 
+    last = 0
+
     def plain() -> Iterator[str]:
-        for _, line in _lines(file, table):
+        nonlocal last
+        for number, line in _lines(file, table):
+            last = number
             if isinstance(line, Reject):
                 rejected.append(line)
             else:
@@ -304,14 +319,22 @@ def _delimited(file: Path, table: Table, tab: bool) -> Iterator[Row]:
             else:
                 yield Reject("missing_cell", ",".join(cells))
     except csv.Error as error:
-        why = f"{file}, line {reader.line_num}: cannot be read ({error})"
-        if not tab:
-            why += (
-                "; a cell that begins with a quotation mark ends at the next one that is not "
-                "doubled: look for one too many or too few, there or above"
-            )
-        raise UserError(why) from None
+        raise _not_csv(file, last, error, rejected) from None
     yield from rejected
+
+
+def _not_csv(
+    file: Path, number: int, error: csv.Error, dropped: Sequence[Reject] = ()
+) -> UserError:
+    why = f"{file}, line {number}: cannot be read ({error})"
+    if "expected after" in str(error) or "end of data" in str(error):
+        why += (
+            "; a cell that begins with a quotation mark ends at the next one that is not doubled, "
+            "right before a comma: look for one too many or too few, there or above"
+        )
+        if dropped:
+            why += f", also in lines that were left out ({dropped[0].reason})"
+    return UserError(why)
 
 
 def _dialect(tab: bool) -> dict[str, Any]:

@@ -168,7 +168,7 @@ def test_a_missing_column_is_met_with_the_nearest(tmp_path):
         ("t.log", b'{"text": "Some words here."}\n', "ends in .jsonl"),
         ("t.csv", b"id;text\n1;Some words here.\n", "parted by ';', not by commas"),
         ("t.parquet", b"PAR1 not really", "not a readable Parquet file"),
-        ("t.jsonl", b"not json\n", "first line: not JSON"),
+        ("t.jsonl", b"not json\n", "line 1: not JSON"),
         ("t.jsonl", b'{"n": 1}\n', "no column in it holds text"),
         ("t.txt.gz", b"not gzip at all", "cannot be read"),
     ],
@@ -197,3 +197,19 @@ def test_a_key_that_holds_no_text_later_on_is_no_column_of_text(tmp_path):
     rows = [{"question": "Is it?", "votes": None}, {"question": "It is.", "votes": 3}]
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
     assert find_source(str(tmp_path / "t.jsonl"), {}).chosen == {"--column": "question"}
+    # but what began as text and is none later on is said, with its place
+    rows = [{"title": "A", "text": "It is so."}, {"title": "B", "text": 2020}]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(UserError, match="line 2: column 'text' holds int"):
+        look(find_source(str(tmp_path / "t.jsonl"), {}))
+
+
+def test_names_of_columns_are_read_as_the_rows_are(tmp_path):
+    rows = "".join(f"{n},x,{text}\n" for n, text in enumerate(SENTENCES))
+    (tmp_path / "t.csv").write_text(f'id,"long\nname",text\n{rows}')
+    source = find_source(str(tmp_path / "t.csv"), {})
+    assert source.columns == ("id", "long\nname", "text")
+    assert look(source).num_records == 120
+    (tmp_path / "t.csv").write_text(f'"id" ,x,text\n{rows}')
+    with pytest.raises(UserError, match="line 1: cannot be read .* right before a comma"):
+        find_source(str(tmp_path / "t.csv"), {})

@@ -175,3 +175,11 @@ def test_a_training_that_patience_ended_is_not_told_to_train_longer(scores):
     )
     whole = [row | {"num_steps": 100 * steps} for row in history]
     assert "patience" not in advice(evidence(whole))
+
+
+def test_patience_is_no_answer_where_dev_fell_for_long():
+    history = [
+        {"step": 100 * n, "loss": falling(100 * n), "num_steps": 10_000, "dev_spearman": score}
+        for n, score in enumerate([50, 60, 59, 57, 54, 50, 46, 40], start=1)
+    ]
+    assert advice(evidence(history)).startswith("Next: not longer. Dev was best at step 200 (60")

@@ -103,6 +103,8 @@ def test_a_decoder_without_a_padding_token_can_be_used(tmp_path):
     assert about.get("pad_token") is None and about["padding_side"] == "left"
     settings = EncoderSettings(model=str(model), pooling="last", max_length=24, device="cpu")
     encoder, folder = exported(settings, tmp_path)
+    trained = json.loads((tmp_path / "trained/tokenizer_config.json").read_text())
+    assert trained.get("pad_token") is None  # a token that becomes special reads texts otherwise
     student = SentenceTransformer(str(folder), device="cpu")
     texts = [*make_sentences(20), "short"]
     np.testing.assert_allclose(student.encode(texts), encoder.encode_unit(texts), atol=1e-5)

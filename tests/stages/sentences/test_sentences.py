@@ -68,6 +68,7 @@ def test_a_local_hugging_face_folder_is_a_source(tmp_path):
         ("train.jsonl", b'{"text": "a good line"}\n{"te'),
         ("train.csv", b"text\na good line\none,more,cells\n"),
         ("train.txt", b"a good line\n\xff\xfe\n"),
+        ("train.jsonl.gz", gzip.compress(b'{"text": "a good line"}\n' * 99)[:-20]),
     ],
 )
 def test_a_damaged_hugging_face_folder_is_one_clear_message(tmp_path, name, data):
@@ -86,6 +87,13 @@ def test_a_damaged_hugging_face_folder_is_one_clear_message(tmp_path, name, data
 )
 def test_a_text_is_clean_once_it_has_been_cleaned(text, clean):
     assert clean_text(text, "NFC") == clean == clean_text(clean, "NFC")
+
+
+def test_a_cell_that_a_broken_line_left_open_is_said_with_its_cause(tmp_path):
+    data = b'text\nA first one.\n"A cell of\ntwo lines, caf\xe9"\n"A third one."\n'
+    (tmp_path / "a.csv").write_bytes(data)
+    with pytest.raises(UserError, match=r"line 5: .* also in lines that were left out \(inv"):
+        build(path=str(tmp_path / "a.csv"), invalid_utf8="reject")
 
 
 def test_tsv_is_read_without_quoting(tmp_path):
