@@ -151,17 +151,16 @@ def _write_padding(pretrained: Any, config: dict[str, Any], file: Path) -> None:
     it counts positions from the padding on, so absolute ones are padded on the right.
     """
     about = json.loads(file.read_text(encoding="utf-8"))
-    names = ("eos", "unk", "bos", "sep", "cls", "mask")
-    special = [getattr(pretrained, f"{name}_token", None) for name in names]
-    known = [
-        token for token in special
-        if token and pretrained.convert_tokens_to_ids(token) < config["vocab_size"]
-    ]  # fmt: skip
-    if pretrained.pad_token is None and known:
-        about["pad_token"] = known[0]
+    changes: dict[str, str] = {}
+    if pretrained.pad_token is None:
+        special = [t for t in pretrained.special_tokens_map.values() if isinstance(t, str)]
+        size = config.get("vocab_size", len(pretrained))
+        known = [t for t in special if pretrained.convert_tokens_to_ids(t) < size]
+        changes |= {"pad_token": known[0]} if known else {}
     if about.get("padding_side") == "left" and not any(key.startswith("rope") for key in config):
-        about["padding_side"] = "right"
-    _write(file, about)
+        changes["padding_side"] = "right"
+    if changes:
+        _write(file, about | changes)
 
 
 def _write(file: Path, content: Any) -> None:
