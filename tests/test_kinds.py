@@ -278,7 +278,7 @@ def test_a_teacher_may_embed_the_documents_of_a_student(made):
         (["student.prompts.passage=x"], "student.prompts.*should be 'query' or 'document'"),
         (["evaluate.retrieval={}"], "retrieval.kind is python-docs, but .* set kind: columns"),
         (["sentences.holdout_pairs=0"], "evaluate.retrieval needs held-out pairs: set sentences"),
-        (["sentences.holdout_pairs=81"], "holdout_pairs is 81, but there are only 80 distinct"),
+        (["sentences.holdout_pairs=81"], "holdout_pairs is 81, but there are only 80 pairs of"),
         (["teachers.0.prompt_names={query: qery}"], "it has no prompt 'qery'; it has: "),
         (["teachers.0={name: v, vectors: {path: pairs.parquet}}"],
          "teacher 'v' is joined to the sentences by their text"),

@@ -137,7 +137,7 @@ def test_a_data_set_is_read_with_the_splits_that_it_has(tmp_path):
     with pytest.raises(UserError, match="only 3 rows have the label '0'"):
         test.load()
     (tmp_path / "test.csv").unlink()
-    with pytest.raises(UserError, match="cannot be loaded"):
+    with pytest.raises(UserError, match="cannot be read"):
         test.load()
 
 
