@@ -83,7 +83,7 @@ def advice(evidence: Evidence) -> str:
 
 
 def _of_patience(dev: list[tuple[int, float]], steps: int, planned: int) -> str:
-    best_step, best = max(dev, key=lambda one: one[1])
+    best_step, best = _best(dev)
     return (
         f"a higher train.dev.patience, or a lower train.learning_rate. Dev was best at step "
         f"{best_step:,} ({best:.2f}) and ended at {dev[-1][1]:.2f}, when patience was over after "
@@ -94,7 +94,7 @@ def _of_patience(dev: list[tuple[int, float]], steps: int, planned: int) -> str:
 def _of_dev(evidence: Evidence, dev: list[tuple[int, float]]) -> str:
     end = dev[-max(LEAST_POINTS, math.ceil(len(dev) / 3)) :]
     line, last_step = trend(end), dev[-1][0]
-    best_step, best = max(dev, key=lambda one: one[1])
+    best_step, best = _best(dev)
     steps = f"steps {end[0][0]:,} to {last_step:,}"
     if line.clear and line.change >= LEAST_POINTS_GAINED:
         return _longer(
@@ -108,11 +108,15 @@ def _of_dev(evidence: Evidence, dev: list[tuple[int, float]]) -> str:
     return _flat(evidence, f"dev changed by {line.change:+.2f} over {steps}")
 
 
+def _best(dev: list[tuple[int, float]]) -> tuple[int, float]:
+    return max(dev, key=lambda one: one[1])
+
+
 def _fell(dev: list[tuple[int, float]]) -> bool:
     """Whether dev was best well before its end, by more than noise."""
     if len(dev) < LEAST_POINTS:
         return False
-    best_step, best = max(dev, key=lambda one: one[1])
+    best_step, best = _best(dev)
     by_more = best - dev[-1][1] >= max(LEAST_POINTS_GAINED, 3 * _noise(dev))
     return by_more and best_step <= dev[-1][0] * 2 / 3
 

@@ -81,24 +81,31 @@ def exported(settings, folder):
     return encoder, folder / "student"
 
 
-def make_gpt2(folder):
-    """Absolute positions, no padding token, and a tokenizer that pads on the left."""
+def make_gpt2(folder, beyond):
+    """Absolute positions, no padding token, and a tokenizer that pads on the left.
+
+    beyond: whether its first special token has no row among the embeddings.
+    """
     from transformers import GPT2Config, GPT2Model
 
     torch.manual_seed(0)
     tokenizer = byte_tokenizer()
     tokenizer.pad_token = None
+    rows = len(tokenizer)
+    if beyond:
+        tokenizer.add_special_tokens({"bos_token": "<start>"})
     tokenizer.save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     tokenizer.save_pretrained(folder)
     sizes = dict(n_embd=32, n_layer=2, n_head=2, n_positions=64, bos_token_id=0, eos_token_id=1)
-    GPT2Model(GPT2Config(vocab_size=len(tokenizer), **sizes)).save_pretrained(folder)
+    GPT2Model(GPT2Config(vocab_size=rows, **sizes)).save_pretrained(folder)
     return folder
 
 
-def test_a_decoder_without_a_padding_token_can_be_used(tmp_path):
+@pytest.mark.parametrize("beyond", [False, True])
+def test_a_decoder_without_a_padding_token_can_be_used(tmp_path, beyond):
     """sentence-transformers pads with nothing else, and gives no positions where padding ends."""
-    model = make_gpt2(tmp_path / "model")
+    model = make_gpt2(tmp_path / "model", beyond)
     about = json.loads((model / "tokenizer_config.json").read_text())
     assert about.get("pad_token") is None and about["padding_side"] == "left"
     settings = EncoderSettings(model=str(model), pooling="last", max_length=24, device="cpu")
