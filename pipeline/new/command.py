@@ -67,6 +67,7 @@ def _new(options: argparse.Namespace) -> int:
         column = ask(question, source.chosen["--column"], _one_of(columns))
         source = find_source(options.text, {"--column": column})
     model, others = _model(options.teacher, ask)
+    _check_names(options.text, str(out), model, *source.chosen.values())
     teacher = read_teacher(model)
 
     def layers_of(answer: str) -> int | None:
@@ -180,6 +181,17 @@ def _check_out(out: Path) -> None:
         raise UserError(f"--out {out}: there is no folder {out.parent}")
     if not os.access(out.parent, os.W_OK | os.X_OK):
         raise UserError(f"{out}: the folder {out.parent} cannot be written to; choose --out")
+
+
+def _check_names(*names: str) -> None:
+    """Before anything is measured: that a recipe can hold them."""
+    for name in names:
+        if "${" in name:
+            raise UserError(
+                f"{name}: in a recipe ${{NAME}} is a variable of the environment; give another name"
+            )
+        if len(name.splitlines()) > 1:
+            raise UserError(f"{name!r} has a line break, which a recipe cannot hold")
 
 
 def _write(out: Path, content: str) -> None:

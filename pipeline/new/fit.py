@@ -22,8 +22,9 @@ from pipeline.new.text import Text
 from stages.errors import UserError
 from stages.evaluate.speed import NUM_ROUNDS, NUM_TEXTS
 from stages.recipe import TeacherSettings
+from stages.sentences.settings import num_held_out
 from stages.text import clock
-from stages.train.settings import TrainSettings
+from stages.train.settings import DevSettings, TrainSettings
 from stages.train.student_settings import StudentSettings
 
 # Learning rate and batch that were best for students with layers, and that suit static tables
@@ -214,8 +215,12 @@ def _scheduled(
     start += comparing if compares else 0
     # the retrieval test: both sides of each pair, by the teacher and by the student twice
     start += 2 * text.num_held_out * speed.single * (1 + 2 * layers / teacher.layers)
+    # the student embeds what recipes hold out before training, after it, and now and then meanwhile
+    embedding_held = num_held_out(None, text.num_sentences) * speed.single * layers / teacher.layers
+    start += 2 * embedding_held
+    step = student.step + embedding_held / DevSettings().every_steps
     batch = found.train["batch_size"]
-    costs = Costs(start, speed.seconds, student.step, batch)
+    costs = Costs(start, speed.seconds, step, batch)
     one = schedule(costs, text.num_sentences, budget)
     if isinstance(one, TooShort):
         return one
@@ -228,7 +233,7 @@ def _scheduled(
     seconds = {
         "start and tests": start,
         "embedding": one.num_sentences * speed.seconds,
-        "training": one.num_steps * student.step,
+        "training": one.num_steps * step,
     }
     return Proposal(
         text, teacher, lengths, machine, speed, found, one, rows, layers, seconds, compares, minutes

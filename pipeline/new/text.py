@@ -29,8 +29,10 @@ from stages.sentences.sources import (
 MOST_RECORDS = 5_000_000
 HASHED = 1_000_000
 SAMPLE = 2000
-# Records whose median is longer are documents, to be cut into sentences.
-LONG_CHARS = 300
+# Records whose median is longer are cut into sentences: in training a student reads 128 tokens,
+# some 500 characters. Others stay whole, as what it will embed is as long (docs/log.md, "what the
+# quickstart reads").
+LONG_CHARS = 500
 # Names that columns of text go by, the most usual ones first.
 USUAL = ("text", "sentence", "sentence1", "content", "body", "document", "title")
 # Of a table of queries and documents: titles are short, bodies long and never cut.

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from pipeline.new.fit import Proposal, students_name
-from pipeline.new.text import Text
+from pipeline.new.text import LONG_CHARS, Text
 from stages.evaluate.settings import EvaluateSettings
 from stages.sentences.settings import SentencesSettings
 from stages.text import clock
@@ -62,6 +62,7 @@ def screen(out: str, found: Proposal, others: str) -> str:
     all_used = text.complete and plan.num_sentences >= text.num_sentences
     used = "all" if all_used else f"{plan.num_sentences:,}"
     records = f" of {text.num_records:,} records" * (text.num_records != text.num_sentences)
+    records += ", cut into sentences" * text.split
     names = " and ".join(text.source.chosen.values())
     where = f" in column{'s' * text.source.has_pairs} {names}" if names else ""
     lines = {
@@ -102,8 +103,8 @@ def amount(text: Text) -> str:
 
 
 def slug(text: str, otherwise: str) -> str:
-    """A name as recipes allow them."""
-    return re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("-._") or otherwise
+    """A name as recipes allow them, of 100 characters at most."""
+    return re.sub(r"[^a-z0-9._-]+", "-", text.lower())[:100].strip("-._") or otherwise
 
 
 def _sentences(found: Proposal) -> dict[str, Any]:
@@ -144,7 +145,7 @@ def _notes(found: Proposal) -> dict[str, dict[str, str]]:
     static, pooling = not found.layers, {"pooling": "its files name none; the mean is usual"}
     return {
         "sentences": {
-            "split_sentences": "the texts are long",
+            "split_sentences": f"half of the texts are over {LONG_CHARS} characters; false: whole",
             "max_chars": "documents are long",
             "min_chars": "queries are short",
             "holdout_pairs": "kept out of training, for the retrieval test",

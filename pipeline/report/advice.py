@@ -199,7 +199,9 @@ def _flat(evidence: Evidence, because: str) -> str:
     if share is None:
         return f"nothing in this run says what would help: {because}, and no teacher was measured."
     if share >= NEAR_TEACHER:
-        return f"a better teacher, or fewer layers for speed: {name}, and {because}."
+        static = evidence.layers is not None and not evidence.layers[0]
+        fewer = "" if static else ", or fewer layers for speed"
+        return f"a better teacher{fewer}: {name}, and {because}."
     if evidence.layers is not None and evidence.layers[0] < evidence.layers[1]:
         kept, total = evidence.layers
         return f"more layers than {kept} of {total} (student.layers): {because}, and {name}."

@@ -21,8 +21,10 @@ def package_folder(name: str) -> Path:
     Nothing of the package is imported; one of `stages/pinned.py` is compared with its digests.
 
     Raises:
-        UserError: the package is not installed, carries no model folder, or was changed.
+        UserError: no name, not installed, no model folder in it, or it was changed.
     """
+    if not name:
+        raise UserError(f"model '{PACKAGE_PREFIX}' names no package; write it behind the colon")
     try:
         folder = carried_folder(name, "model.safetensors")
     except metadata.PackageNotFoundError:

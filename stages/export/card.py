@@ -141,4 +141,4 @@ def _origin(one: Mapping[str, str]) -> str:
 
 def _licence(one: Mapping[str, str]) -> str:
     stated = [one[key] for key in KEYS if key in one]
-    return ", ".join(stated) or f"{UNKNOWN}: its folder carries no card that states one"
+    return ", ".join(stated) or f"{UNKNOWN}: no card that states one was found"

@@ -21,10 +21,12 @@ class Origin:
     """A model that the student comes from.
 
     what: `base model`, or `teacher NAME`. settings: None where there is no model to look at.
+    known_as: then its name, if it has one.
     """
 
     what: str
     settings: ModelSettings | None
+    known_as: str = ""
 
 
 def origin(what: str, source: EncoderSource[Any]) -> Origin:
@@ -40,7 +42,7 @@ def licences(origins: tuple[Origin, ...]) -> list[dict[str, str]]:
     """What each model's card says: `what`, `model`, and those of KEYS that it has."""
     found = []
     for one in origins:
-        model = bare_name(one.settings.model) if one.settings else ""
+        model = bare_name(one.settings.model) if one.settings else one.known_as
         stated = _stated(one.settings) if one.settings else {}
         found.append({"what": one.what, "model": model, **stated})
     return found

@@ -110,8 +110,11 @@ def plan(graph: Graph) -> None:
     origins = [origin("base model", graph.student())]
     for teacher in recipe.teachers:
         what = f"teacher {teacher.name}"
-        known = origin(what, graph.encoder(teacher.encoder())) if teacher.model else None
-        origins.append(known or Origin(what, None))
+        if teacher.model:
+            origins.append(origin(what, graph.encoder(teacher.encoder())))
+        else:
+            asked = f"{teacher.endpoint.model} of an endpoint" if teacher.endpoint else ""
+            origins.append(Origin(what, None, asked))
     aligned_to = recipe.teachers[0].name if recipe.student.aligned else ""
     stage = Export(
         student, recipe.name, recipe.summary(), corpus, weight, tuple(origins), aligned_to,

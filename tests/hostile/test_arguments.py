@@ -18,6 +18,7 @@ from tests.support.recipes import tiny, write_recipe
 WORDS = [
     "a\0b", "\ud800", "\x1b[31m", "", "  ", "~nobody-here/x", "x" * 5000, "../../..", "s3://",
     "s3://key:secret@bucket/x", "file://x", "-1", "/dev/zero", "/dev/null", "*", "a/b/c", "10**9",
+    "package:", "recipe:",
 ]  # fmt: skip
 # WORD is what is tried, RECIPE a recipe that nobody has run, HERE an empty folder
 COMMANDS = [

@@ -111,6 +111,34 @@ def test_too_little_time_says_how_much_would_do(folder, quick, teacher_folder, c
     assert "speed: false" in (folder / "my-texts.yaml").read_text()
 
 
+def test_what_is_held_out_is_embedded_in_the_time_too(folder, teacher_folder, monkeypatch, capsys):
+    slow = TeacherSpeed(seconds=0.01, single=0.3, load=1.0, precision="float32", gain=1.0)
+    monkeypatch.setattr(fit, "measure_teacher", lambda *_: slow)
+    monkeypatch.setattr(fit, "measure_student", lambda *_: StudentSpeed(step=0.1, load=0.5))
+    (folder / "t.txt").write_text("\n".join(f"{one} {n}" for n, one in
+                                            enumerate(make_sentences(2000))))  # fmt: skip
+    words = ["t.txt", "--teacher", str(teacher_folder), "--layers", "1", "--minutes"]
+    error = refused(capsys, *words, "1")
+    # one layer of three embeds the 200 that are held out before and after, and by 125 steps
+    held = 200 * 0.3 / 3
+    needed = 30 + 6 + 1 + 2 * held + 2000 * 0.01 + 100 * (0.1 + held / 125)
+    assert f"take {clock(needed / 0.9)} or more" in error
+
+
+@pytest.mark.parametrize("name", ["price_${HOME}.txt", "two\nlines.txt", "two\u2028lines.txt"])
+def test_names_that_a_recipe_cannot_hold(folder, quick, teacher_folder, capsys, name):
+    shutil.copy(folder / "My texts.txt", folder / name)
+    error = refused(capsys, name, "--teacher", teacher_folder)
+    assert "${NAME} is a variable" in error or "has a line break" in error
+    assert "..." not in capsys.readouterr().out  # before anything is timed
+
+
+def test_a_long_name_is_cut(folder, quick, teacher_folder):
+    shutil.copy(folder / "My texts.txt", folder / f"{'n' * 200}.txt")
+    assert main(["new", f"{'n' * 200}.txt", "--teacher", str(teacher_folder)]) == 0
+    assert load_recipe(f"{'n' * 100}.yaml").name == "n" * 100
+
+
 def test_text_that_was_not_counted_to_its_end_is_limited(
     folder, quick, teacher_folder, monkeypatch, capsys
 ):

@@ -91,6 +91,13 @@ def test_long_texts_are_cut_into_sentences(tmp_path):
     assert max(map(len, found.sample)) < 100
 
 
+def test_paragraphs_that_a_student_reads_whole_stay_whole(tmp_path):
+    paragraphs = ["".join(f"{one} " for one in SENTENCES[n : n + 10])[:480] for n in range(110)]
+    (tmp_path / "t.txt").write_text("\n".join(paragraphs) + "\n")
+    found = look(find_source(str(tmp_path / "t.txt"), {}))
+    assert not found.split and found.middle_chars[0] > 300
+
+
 def test_an_unknown_suffix_is_read_as_lines(tmp_path):
     (tmp_path / "chat.log").write_text("\n".join(SENTENCES))
     source = find_source(str(tmp_path / "chat.log"), {})

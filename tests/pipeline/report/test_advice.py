@@ -84,6 +84,7 @@ def test_a_flat_loss_looks_at_the_teacher():
     assert "89% of its teacher's (80.0 of 90.0)" in advice(one)
     near = replace(one, student=89.5)
     assert "a better teacher, or fewer layers" in advice(near) and "99%" in advice(near)
+    assert "fewer layers" not in advice(replace(near, layers=(0, 6)))
     assert "nothing in this run says" in advice(replace(one, layers=(6, 6)))
     assert "nothing in this run says" in advice(replace(one, layers=None))
     unlabelled = advice(replace(one, student=None, teacher=None, cosine=0.912))

@@ -1,16 +1,22 @@
 """Packed linear layers give the same vectors; a model that they would change keeps its own."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from stages.contract import EncoderLabel
+from stages.embed.stage import Embed
 from stages.encoder import cpu
 from stages.encoder.cpu import PackedLinear, pack_linears, packed_gain
 from stages.encoder.model import load_encoder, load_for_inference
 from stages.encoder.settings import EncoderSettings
+from stages.encoder.source import EncoderSource
 from stages.evaluate import base
 from stages.evaluate.size import Size
+from stages.evaluate.stage import Evaluate
 from stages.rows import unit_rows
 from stages.train.settings import Objectives, TrainSettings
 from stages.train.student import autocasts
@@ -81,6 +87,29 @@ def test_bfloat16_where_the_processor_has_it(teacher_folder, has_instructions, m
         has_instructions
     )
     assert not autocasts(TrainSettings(objectives=INFONCE), "cpu")
+
+
+def test_how_vectors_are_computed_is_said_by_whoever_loads_a_model(teacher_folder, monkeypatch):
+    """Loudly where a stage embeds all there is, or where it is slow."""
+    said = []
+    work = SimpleNamespace(
+        say=lambda line, important=False: said.append((line, important)), count_tokens=None
+    )
+    settings = EncoderSettings(
+        model=str(teacher_folder), pooling="mean", max_length=32, device="cpu", precision="bfloat16"
+    )
+    source, label = EncoderSource(settings), EncoderLabel("t", "teacher")
+    monkeypatch.setattr(cpu, "_is_supported", lambda dtype: dtype == torch.float32)
+    Embed(source).open(SimpleNamespace(**vars(work), input=lambda name: None))
+    Evaluate(Size(), source, label, 32).load(work)
+    assert [loud for _, loud in said] == [True, False]
+    assert all("no instructions for bfloat16" in line for line, _ in said)
+    said.clear()
+    slow = "WARNING: torch's linear layers"
+    monkeypatch.setattr("stages.encoder.model.pack_linears", lambda *_: slow)
+    exact = EncoderSource(settings.model_copy(update={"precision": "float32"}))
+    Evaluate(Size(), exact, label, 32).load(work)
+    assert said == [(slow, True)]
 
 
 class Odd(nn.Module):

@@ -20,13 +20,14 @@ def card_of(folder, text):
 def test_a_known_licence_is_in_the_text_and_in_the_front_matter(tmp_path):
     base = card_of(make_model(tmp_path / "base"), "---\nlicense: apache-2.0\n---\n# base\n")
     teacher = Origin("teacher t", EncoderSettings(model=str(make_model(tmp_path / "bare"))))
-    given = Origin("teacher large", None)
-    card = model_card("tiny", "name: tiny", DATA, False, licences((base, teacher, given)))
+    given, asked = Origin("teacher large", None), Origin("teacher far", None, "m of an endpoint")
+    card = model_card("tiny", "name: tiny", DATA, False, licences((base, teacher, given, asked)))
     assert front_matter(card)["license"] == "apache-2.0"
     assert front_matter(card)["library_name"] == "sentence-transformers"
     assert "- base model (base): apache-2.0\n" in card
-    assert "- teacher t (bare): unknown: its folder carries no card that states one\n" in card
+    assert "- teacher t (bare): unknown: no card that states one was found\n" in card
     assert "- teacher large (vectors only): unknown" in card
+    assert "- teacher far (m of an endpoint): unknown" in card
     assert str(tmp_path) not in card
 
 
