@@ -151,6 +151,14 @@ BAD = {
         lambda tmp: ["train.objectives={vector_regression: {projection: none}}",
                      f"teachers.0.model={make_model(tmp / 'wide', width=64)}"],
         "sentray: train.objectives.vector_regression.projection: none, but the student's vectors"),
+    "reduced factors without a projection": (
+        lambda tmp: ["train.objectives={vector_regression: {projection: none}}",
+                     "teachers.0.factor_width=16"],
+        "vectors have 32 dimensions and those of teacher 't' 16; set projection: auto"),
+    "an aligned student cut to more than its teacher's width": (
+        lambda tmp: ["train.objectives={vector_regression: {}}", "student.head=none",
+                     "student.aligned=true", "student.dimensions=[60]"],
+        "student.dimensions: 60 is more than the 48 of the student's vectors"),
     "a folder without weights": (no_weights, "has no weights"),
     "weights as a pickle": (only_a_pickle, "only there as a pickle"),
     "no layer left to train": (

@@ -25,7 +25,7 @@ from stages.embed.endpoint import EmbeddingEndpoint
 from stages.endpoint.client import Client, GivenUp, Request
 from stages.endpoint.failures import CONTINUES, Patience
 from stages.endpoint.http import Reply
-from stages.endpoint.journal import Journal
+from stages.endpoint.journal import Journal, Spent
 from stages.errors import UserError
 from stages.rows import directions, without_direction
 
@@ -145,6 +145,8 @@ class EmbeddingClient(Client[_Batch, Embeddings, Rows]):
         norms = np.linalg.norm(vectors, axis=1)
         good = np.delete(np.arange(len(norms)), without_direction(norms))
         units = (vectors[good] / norms[good, None]).astype(np.float16)
+        if not len(good):
+            self._journal.charge(Spent(1, answer.prompt_tokens))
         keys = [sentence_key(self._settings, batch.texts[row]) for row in good]
         self._journal.add(zip(keys, kept(units, answer.prompt_tokens), strict=True))
 

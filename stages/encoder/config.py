@@ -177,6 +177,12 @@ POOLINGS = {
     "cls_token": "cls", "cls": "cls", "mean_tokens": "mean", "mean": "mean", "lasttoken": "last",
 }  # fmt: skip
 TRUSTED = "sentence_transformers."  # modules that come with the library, not with a model
+# Of sentence_bert_config.json, beside do_lower_case: what changes how texts are read, or a model.
+NEWER = (
+    "processing_kwargs", "processor_kwargs", "tokenizer_args", "config_kwargs", "config_args",
+    "query_length", "document_length", "query_expansion",
+)  # fmt: skip
+STATES = "token_embeddings"
 ACTIVATIONS = ("torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Tanh")
 
 
@@ -187,6 +193,8 @@ def read_pipeline(folder: Path) -> Pipeline:
     foreign = [one["type"] for one in modules if not one["type"].startswith(TRUSTED)]
     if foreign:
         return Pipeline(unknown=f"the module {foreign[0]}")
+    if width := read_json(folder / "config_sentence_transformers.json").get("truncate_dim"):
+        return Pipeline(unknown=f"truncate_dim: {width}")
     if own:  # an export has our mask pooling as word weights
         return Pipeline(own["pooling"], dense or tuple(own.get("dense", ())))
     if not modules:  # nor a pipeline that sentence-transformers would know
@@ -225,12 +233,18 @@ def _pooled(folder: Path, dense: tuple[str, ...]) -> Pipeline:
 
 def _unknown_input(folder: Path) -> str:
     config = read_json(folder / "sentence_bert_config.json")
-    text = (config.get("modality_config") or {}).get("text", {})
+    modalities = config.get("modality_config") or {}
+    text = modalities.get("text", {})
     states = text.get("method", "forward"), text.get("method_output_name", "last_hidden_state")
-    if config.get("do_lower_case"):
-        return "do_lower_case"
+    task = config.get("transformer_task", "feature-extraction")
+    if options := [name for name in ("do_lower_case", *NEWER) if config.get(name)]:
+        return options[0]
     if states != ("forward", "last_hidden_state"):
         return f"token states from {'.'.join(states)}"
+    if task != "feature-extraction" or config.get("module_output_name", STATES) != STATES:
+        return f"{task} with {config.get('module_output_name', STATES)}"
+    if "message" in modalities:
+        return "a chat template, through which it reads texts"
     if read_json(folder / "config.json").get("is_encoder_decoder"):
         return "the encoder of an encoder-decoder"
     return ""
@@ -339,6 +353,16 @@ def _check_whole(settings: EncoderSettings, why: str) -> None:
                 f"model '{settings.model}': its module {one['type']} is Python code that comes "
                 "with the model; read it, then set trust_remote_code: true to run it"
             )
+
+
+def once_unseen(settings: EncoderSettings) -> str:
+    """What of a local model's own files was once not looked at, so that what was made with it then
+    is another artifact; "" for nothing."""
+    folder = model_folder(settings.model) if settings.recipe_file is None else None
+    if folder is None or settings.pooling != "auto":
+        return ""
+    unknown = read_pipeline(folder).unknown
+    return unknown if unknown.startswith(("a chat template", "truncate_dim", *NEWER)) else ""
 
 
 def default_prompt(settings: EncoderSettings) -> str | None:

@@ -9,8 +9,8 @@ from stages.errors import UserError
 from stages.fields import PACKAGE_PREFIX
 from stages.packages import carried_folder
 
-# Configuration, vocabulary in all its forms, weights, and code that may come with them
-READ = ("*.json", "*.txt", "*.model", "*.spm", "*.safetensors", "*.py")
+# Configuration, chat templates, vocabulary in all its forms, weights, code that may come with them
+READ = ("*.json", "*.jinja", "*.txt", "*.model", "*.spm", "*.safetensors", "*.py")
 # Modules of sentence-transformers that have nothing to read
 EMPTY = ("Normalize", "Dropout")
 

@@ -13,6 +13,7 @@ from stages.encoder.config import (
     default_prompt,
     described_in,
     model_config,
+    once_unseen,
     read_pipeline,
     resolved,
     space_is_part_of_a_token,
@@ -31,6 +32,10 @@ E = TypeVar("E", bound=EncoderSettings, covariant=True)
 
 class Training(Protocol):
     """The stage that makes a model, as far as whoever uses the model looks at it."""
+
+    @property
+    def student(self) -> "EncoderSource[Any]":
+        """What it is made from."""
 
     def output_config(self) -> dict[str, Any]:
         """What the model's config.json will say."""
@@ -65,6 +70,11 @@ class EncoderSource(Generic[E]):
     def _input(self) -> str:
         return self.settings.model if self.whole is None else self.node
 
+    @property
+    def makes_kinds(self) -> bool:
+        """Whether a recipe with sentences of two kinds makes the model, which then has prompts."""
+        return self.training is not None and self.training.student.has_kinds
+
     def identity(
         self,
         inputs: Mapping[str, Fingerprinted],
@@ -84,6 +94,8 @@ class EncoderSource(Generic[E]):
         prompt = default_prompt(self.settings)
         if prompt:  # which was once left out
             found["prompt"] = prompt
+        if unseen := once_unseen(self.settings):
+            found["computed"] = unseen
         if self.has_kinds and self.training is None and not self.settings.prompts:
             own = kind_prompts(self.settings)
             if {*own.values()} - {resolved(self.settings).prompt or ""}:  # once left out

@@ -163,7 +163,8 @@ def load_static(settings: EncoderSettings, device: torch.device) -> StaticEncode
     own = folder / modules[0]["path"]
     weights, tokens = own / "model.safetensors", own / "tokenizer.json"
     trusted = all(one["type"].startswith(TRUSTED) for one in modules)
-    if not (trusted and weights.is_file() and tokens.is_file()):
+    cut = read_json(folder / "config_sentence_transformers.json").get("truncate_dim")
+    if cut or not (trusted and weights.is_file() and tokens.is_file()):
         return None
     with readable_errors(settings.model), safe_open(weights, "pt") as opened:
         if WEIGHTS not in {*opened.keys()}:  # Model2Vec's own file

@@ -268,7 +268,7 @@ class Client(ABC, Generic[R, A, Found]):
                 raise self._fatal
             self._journal.ready(self._asked.concurrency)
             reply = await self._endpoint.post(request.body)
-            answer = self.read(reply, request.body)
+            answer = self._read(reply, request.body)
             cost = answer or self._charge(reply, request.body)
             if answer is not None:
                 self.keep(request, answer)
@@ -316,9 +316,18 @@ class Client(ABC, Generic[R, A, Found]):
             raise self._fatal
         body = self.probe()
         reply = await self._endpoint.post(body)
-        works = self.read(reply, body) is not None
+        works = self._read(reply, body) is not None
         self._charge(reply, body)
         return works
+
+    def _read(self, reply: Reply, body: dict[str, Any]) -> A | None:
+        """`read`; an answer that ends the run is charged too, as whoever starts it again and again
+        pays again."""
+        try:
+            return self.read(reply, body)
+        except UserError:
+            self._charge(reply, body)
+            raise
 
     def _charge(self, reply: Reply, body: dict[str, Any]) -> Paid | None:
         """What a request without an answer of use may have cost: as much as it may, where it was

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stages.contract import (
     EncoderLabel,
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     from stages.encoder.model import Encoder
     from stages.encoder.pipeline import PipelineEncoder
+
+E = TypeVar("E", bound="EncoderSource[Any] | WordsSource")
 
 
 @dataclass(frozen=True)
@@ -71,12 +73,16 @@ class Evaluate(Stage):
     version = 7
 
     def identity(self, inputs: Mapping[str, Fingerprinted]) -> dict[str, Any]:
-        found = self.encoder.identity(inputs) | {"encoder.max_length": self.max_length}
+        found = _with_kinds(self.encoder).identity(inputs)
+        found["encoder.max_length"] = self.max_length
         found["test"] = self.test.described()
         if self.corpus:
             found["ranks.inference_weight"] = self.rank_weight
         if self.documents is not None:
-            found |= self.documents.identity(inputs, place="documents")
+            found |= _with_kinds(self.documents).identity(inputs, place="documents")
+        for place, encoder in (("encoder", self.encoder), ("documents", self.documents)):
+            if isinstance(encoder, EncoderSource) and encoder.makes_kinds:  # once left out
+                found[f"{place}.kind_prompts"] = "the model's"
         if self.whitening is not None:
             found["whitening"] = self.whitening
         if self.label.dimensions:
@@ -105,7 +111,7 @@ class Evaluate(Stage):
         return json.dumps((loaded, *how), default=str)
 
     def check(self) -> None:
-        self.encoder.check(self.max_length)
+        _with_kinds(self.encoder).check(self.max_length)
         self.test.check()
 
     def load(self, work: Work) -> Tested:
@@ -145,8 +151,8 @@ class Evaluate(Stage):
             return encoder.load()
         from stages.encoder.model import load_for_inference
 
-        settings = encoder.located(work).model_copy(update={"max_length": self.max_length})
-        found = load_for_inference(settings)
+        settings = _with_kinds(encoder).located(work)
+        found = load_for_inference(settings.model_copy(update={"max_length": self.max_length}))
         if found.arithmetic:
             work.say(found.arithmetic, important="WARNING" in found.arithmetic)
         return found
@@ -163,6 +169,12 @@ class Evaluate(Stage):
             for name, data in result.files.items():
                 Path(local, name).write_bytes(data)
             work.publish(stats | write_items(result.items, Path(local)), Path(local))
+
+
+def _with_kinds(encoder: E) -> E:
+    """With prompts of queries and documents, whatever the recipe's sentences are: some tests have
+    both. Texts of no kind are read as before."""
+    return replace(encoder, has_kinds=True) if isinstance(encoder, EncoderSource) else encoder
 
 
 def _cut(encode: Encode, width: int) -> Encode:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stages.contract import Artifact, Fingerprinted, Resources, Stage, Work, Workers
 from stages.encoder.config import num_layers
@@ -12,9 +12,28 @@ from stages.errors import UserError
 from stages.packages import need
 from stages.planning import Graph
 from stages.sentences.settings import num_held_out
-from stages.teachers import encoding_teachers
 from stages.train.settings import TrainSettings, batch_too_large
 from stages.train.student_settings import StudentSettings, check_frozen, check_widths
+
+if TYPE_CHECKING:
+    from stages.embed.basis import VectorSource
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A teacher whose vectors are taught, as far as their width is known before they are there."""
+
+    name: str
+    source: "VectorSource"
+    factor_width: int | None
+
+    def width(self) -> int | None:
+        if self.factor_width is not None:
+            return self.factor_width
+        try:
+            return self.source.width()
+        except UserError:  # which its own stage says, unless all is there already
+            return None
 
 
 @dataclass(frozen=True)
@@ -25,7 +44,7 @@ class Train(Stage):
     rewrites, negatives: inputs with tokens of rewrites and of their hard negatives.
     views: inputs with tokens of further views, by the view's name.
     holdout: as `Recipe.holdout`: so many of the first sentences are not trained on.
-    teachers: encoders whose vectors are taught whole.
+    teachers: those whose vectors are taught.
     """
 
     student: EncoderSource[StudentSettings]
@@ -36,7 +55,7 @@ class Train(Stage):
     negatives: tuple[str, ...] = ()
     views: tuple[tuple[str, str], ...] = ()
     holdout: int | None = 0
-    teachers: tuple[EncoderSource[Any], ...] = ()
+    teachers: tuple[Teacher, ...] = ()
 
     kind = "train"
     # 4: InfoNCE and consistency keep their precision when small; factors are renormalised when
@@ -102,7 +121,7 @@ class Train(Stage):
             if teacher.width() not in (None, width):
                 raise UserError(
                     "train.objectives.vector_regression.projection: none, but the student's "
-                    f"vectors have {width} dimensions and those of '{teacher.settings.model}' "
+                    f"vectors have {width} dimensions and those of teacher '{teacher.name}' "
                     f"{teacher.width()}; set projection: auto"
                 )
 
@@ -147,8 +166,10 @@ class Train(Stage):
         return self.student.config() | ({} if count is None else {"num_hidden_layers": count})
 
     def output_width(self) -> int | None:
-        """Width of the trained student's vectors; of an aligned one only training knows it."""
-        return None if self.student.settings.aligned else self.student.width()
+        """Width of the trained student's vectors, of an aligned one its teacher's; None where only
+        training knows it."""
+        (teacher,) = self.teachers if self.student.settings.aligned else (self.student,)
+        return teacher.width()
 
     def report(self, artifact: Artifact) -> dict[str, str | list[dict[str, Any]]]:
         lines = artifact.file_path("metrics/metrics.jsonl").read_text().splitlines()
@@ -169,7 +190,11 @@ def plan(graph: Graph) -> None:
     views = [(view.name, f"tokens:{view.name}") for view in objectives.views]
     factors = [(graph.factors[t.name], t.weight) for t in recipe.teachers if graph.factors]
     settings = recipe.train.model_copy(update={"dev": recipe.dev})
-    whole = [one for _, one in encoding_teachers(graph) if one.factor_width is None]
+    teachers = []
+    for teacher in recipe.teachers:
+        if graph.factors and teacher.similarity == "cosine":
+            source: Any = graph.stage(graph.factors[teacher.name])
+            teachers.append(Teacher(teacher.name, source, teacher.factor_width))
     owned = [f"tokens:{name}{suffix}" for name in names for suffix in
              ("", *["+negatives"] * objectives.needs_negatives)]  # fmt: skip
     inputs = ["tokens", *owned, *(name for _, name in views), *(name for name, _ in factors)]
@@ -183,7 +208,7 @@ def plan(graph: Graph) -> None:
             tuple(negatives),
             tuple(views),
             recipe.holdout,
-            tuple(graph.encoder(one.encoder()) for one in whole if one.similarity == "cosine"),
+            tuple(teachers),
         )
         name = f"train:seed-{one.seed}" if number else "train"
         graph.add(name, stage, [*inputs, *student.inputs], where="student")

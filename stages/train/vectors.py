@@ -116,7 +116,9 @@ def _turned_back(encoder: Encoder) -> nn.Linear:
     """The inverse of what `turn_to_principal` did, whichever teacher's directions these are."""
     turn = cast(Dense, [*encoder.dense][-1]).linear
     back = nn.Linear(turn.out_features, turn.in_features, bias=False)
-    back.weight = nn.Parameter(turn.weight.detach().T.clone())
+    # rows one after the other, as moments are that a checkpoint holds: or sums round otherwise
+    turned = turn.weight.detach().T.clone(memory_format=torch.contiguous_format)
+    back.weight = nn.Parameter(turned)
     return back
 
 

@@ -131,6 +131,23 @@ def test_an_answer_that_cannot_be_used_is_one_message(serve, tmp_path, case):
         assert len(server.bodies) == 1  # nobody pays for more of those
 
 
+@pytest.mark.parametrize("case", ["too few", "all zero"])
+def test_answers_that_cannot_be_used_count_in_the_budget(serve, tmp_path, case):
+    """Whoever starts the run again and again pays again."""
+    zero = {"embedding": [0.0] * WIDTH}
+    change = {
+        "too few": lambda answer: answer | {"data": answer["data"][1:]},
+        "all zero": lambda answer: answer | {"data": [row | zero for row in answer["data"]]},
+    }[case]
+    server = serve(lambda texts, nth, total: Reply(change=change))
+    for message in ("3 vectors for 4" if case == "too few" else "is zero",) * 2 + (
+        "budget.max_requests is reached: 0 answers, 2 requests without one",
+    ) * 2:
+        with pytest.raises(UserError, match=message):
+            ask(server, tmp_path, SENTENCES[:4], budget={"max_requests": 2})
+    assert len(server.bodies) == 2
+
+
 def test_the_width_must_stay(serve, tmp_path):
     def narrower(answer):
         return answer | {"data": [row | {"embedding": NUMBERS[:6]} for row in answer["data"]]}

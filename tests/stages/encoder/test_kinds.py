@@ -1,11 +1,13 @@
 """Prompts of queries and documents: the same vectors as encode_query and encode_document."""
 
 import io
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from stages.contract import EncoderLabel
 from stages.embed.embedder import Embedder
 from stages.encoder.model import Encoder, load_for_inference
 from stages.encoder.pipeline import PipelineEncoder
@@ -14,6 +16,8 @@ from stages.encoder.settings import EncoderSettings
 from stages.encoder.source import EncoderSource
 from stages.encoder.tokenizer import load_tokenizer
 from stages.errors import UserError
+from stages.evaluate.size import Size
+from stages.evaluate.stage import Evaluate
 from stages.rows import unit_rows
 from stages.tokens.stage import Tokens
 from stages.tokens.texts import Texts
@@ -67,6 +71,24 @@ def test_mixed_kinds_have_the_vectors_of_encode_query_and_encode_document(tmp_pa
     assert np.abs(plain - expected).max(1).min() > 1e-3
     factors = Embedder(with_kind_prompts(settings_of(folder)))(TEXTS, KINDS)["factors.npy"]
     np.testing.assert_allclose(np.load(io.BytesIO(factors)), expected, atol=1e-3)
+
+
+def test_tests_have_prompts_of_kinds_whatever_the_sentences_are(tmp_path):
+    """A corpus has queries and documents also where sentences are trained on that are neither."""
+    folder = make_pipeline(tmp_path, pooling("mean"), prompts=PROMPTS)
+    source, label = EncoderSource(settings_of(folder)), EncoderLabel("teacher", "t")
+    test = Evaluate(Size(), source, label, 12)
+    found = test.load(SimpleNamespace(say=lambda *a, **b: None)).encode(TEXTS, KINDS)
+    np.testing.assert_allclose(found, theirs(folder, **WHOLE), atol=1e-5)
+    assert test.identity({})["encoder.kind_prompts"] == WHOLE
+    assert "encoder.kind_prompts" not in source.identity({})
+    # the student of a recipe: its prompts are in what it makes, and tests once left them out
+    made = {"m": SimpleNamespace(fingerprint="f")}
+    for has_kinds in (True, False):
+        training = SimpleNamespace(student=EncoderSource(settings_of(folder), has_kinds=has_kinds))
+        student = EncoderSource(settings_of("m"), training, "train")
+        identity = replace(test, encoder=student).identity(made)
+        assert ("encoder.kind_prompts" in identity) == has_kinds
 
 
 def test_windows_of_many_texts_keep_their_kinds(tmp_path, monkeypatch):

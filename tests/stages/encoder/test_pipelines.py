@@ -98,6 +98,75 @@ def test_sentence_transformers_computes_all_others(tmp_path, modules):
     assert not np.allclose(found, expected(folder, prompt=""), atol=1e-3)
 
 
+def make_chatty(folder):
+    """A decoder whose tokenizer has a chat template, through which every text is read."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(make_decoder(folder))
+    tokenizer.chat_template = (
+        "{% for one in messages %}the man says : {{ one['content'] if one['content'] is string "
+        "else one['content'][0]['text'] }}{% endfor %}"
+    )
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_a_chat_template(tmp_path):
+    """A model that was saved before there were modalities reads texts as they are."""
+    folder = make_pipeline(tmp_path, pooling("lasttoken"), model=make_chatty)
+    encoder = load_for_inference(settings_of(folder))
+    assert "has a chat template" in encoder.arithmetic
+    # what was made when that was not looked at is another artifact
+    assert "a chat template" in EncoderSource(settings_of(folder)).identity({})["encoder.computed"]
+    np.testing.assert_allclose(encoder.encode_unit(TEXTS), expected(folder), atol=1e-5)
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 12}')
+    plain = load_for_inference(settings_of(folder))
+    assert isinstance(plain, Encoder)
+    np.testing.assert_allclose(plain.encode_unit(TEXTS), expected(folder), atol=1e-5)
+    assert np.abs(plain.encode_unit(TEXTS) - encoder.encode_unit(TEXTS)).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"processing_kwargs": {"text": {"add_special_tokens": False}}},
+        {"config_args": {"num_hidden_layers": 1}},
+        {"tokenizer_args": {"truncation_side": "left"}},
+    ],
+    ids=lambda option: next(iter(option)),
+)
+def test_options_of_the_transformer_module(tmp_path, option):
+    folder = make_pipeline(tmp_path, pooling("mean"))
+    file = folder / "sentence_bert_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | option))
+    encoder = load_for_inference(settings_of(folder))
+    assert f"has {next(iter(option))}" in encoder.arithmetic
+    np.testing.assert_allclose(encoder.encode_unit(TEXTS), expected(folder), atol=1e-5)
+
+
+@pytest.mark.parametrize("is_static", [False, True])
+def test_vectors_that_a_models_own_files_cut(tmp_path, is_static):
+    from sentence_transformers import SentenceTransformer, models
+    from transformers import AutoTokenizer
+
+    folder = make_pipeline(tmp_path, pooling("mean"))
+    if is_static:
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / "bare").backend_tokenizer
+        table = models.StaticEmbedding(tokenizer, embedding_dim=24)
+        SentenceTransformer(modules=[table], device="cpu").save(str(folder := tmp_path / "static"))
+    file = folder / "config_sentence_transformers.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"truncate_dim": 16}))
+    settings = settings_of(folder)
+    assert EncoderSource(settings).width() is None
+    encoder = load_for_inference(settings)
+    assert encoder.dimension == 16
+    model = SentenceTransformer(str(folder), device="cpu")
+    if not is_static:
+        model.max_seq_length = MAX_LENGTH
+    theirs = unit_rows(model.encode(TEXTS))
+    np.testing.assert_allclose(encoder.encode_unit(TEXTS), theirs, atol=1e-5)
+
+
 def test_a_decoder_with_left_padding_and_its_last_token(tmp_path):
     """Qwen3-Embedding's way, with a prompt whose end joins the sentence."""
     prompts = {"query": "the cat:"}

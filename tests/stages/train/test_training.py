@@ -23,7 +23,7 @@ from stages.evaluate.geometry import score_geometry
 from stages.evaluate.sets import StsSettings, load_sts
 from stages.evaluate.transfer import dev_accuracy, learned
 from stages.files import Root
-from stages.rows import FactorRows, TokenRows
+from stages.rows import FactorRows, TokenRows, unit_rows
 from stages.tokens.tokeniser import Tokeniser
 from stages.train.checkpoint import Checkpoints, Saved
 from stages.train.dev import DevSets
@@ -169,6 +169,38 @@ def test_a_killed_training_resumes_to_the_same_weights(data, student_folder, tmp
     assert steps[0] == 4 * ((killed_at - 1) // 4) + 1  # at most the steps since the checkpoint
     assert same(undisturbed.weights, resumed.weights)
     assert resumed.progress.best_step == undisturbed.progress.best_step
+    losses = [[row["loss"] for row in r.progress.history] for r in (undisturbed, resumed)]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("layers", [None, 0])
+def test_a_student_that_may_be_cut_resumes_to_the_same_weights(
+    data, student_folder, tmp_path, layers
+):
+    """Turned to principal directions, with a projection that turns it back."""
+    student = StudentSettings(
+        model=str(student_folder), pooling="mean", max_length=16, head="none", device="cpu",
+        layers=layers, dimensions=[16],
+    )  # fmt: skip
+    changes = {"objectives": {"vector_regression": {}}, "max_steps": 10}
+    settings = settings_of(data_dev=False, **changes)
+    as_wide = unit_rows(data.factors[0].take(np.arange(150))[:, :32]).astype(np.float16)
+    np.save(tmp_path / "factors.npy", as_wide)
+    data = replace(data, factors=[FactorRows([tmp_path / "factors.npy"], 150)])
+
+    def trained(*more):
+        built = build_student(student, settings.objectives, 42, False, [(data.factors[0], 1.0)])
+        return train(PlainEngine(built, settings), settings, data, *more)
+
+    def kill(row):
+        if row["step"] == 6:
+            raise Killed
+
+    undisturbed, checkpoints = trained(), Checkpoints(Root(str(tmp_path)), "work")
+    with pytest.raises(Killed):
+        trained(checkpoints, kill)
+    resumed = trained(checkpoints)
+    assert same(undisturbed.weights, resumed.weights)
     losses = [[row["loss"] for row in r.progress.history] for r in (undisturbed, resumed)]
     assert losses[0] == losses[1]
 
