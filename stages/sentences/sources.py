@@ -300,6 +300,8 @@ def _delimited(file: Path, table: Table, tab: bool) -> Iterator[Row]:
     reader = csv.reader(plain(), **_dialect(tab))
     try:
         for cells in reader:
+            if not cells:  # a blank line, as at the end of many files: no row
+                continue
             if names is None:
                 check_columns(table, cells, str(file))
                 for column in table.columns:

@@ -25,13 +25,13 @@ class Tokeniser:
 
     def __init__(self, views: Sequence[EncoderSettings]) -> None:
         self._tokenizers = load_view_tokenizers(views)
+        last = max(self._tokenizers[0].pretrained.get_vocab().values(), default=0)  # ids have gaps
+        self._dtype = np.uint16 if last < 1 << 16 else np.int32
 
     def __call__(self, texts: Sequence[str], kinds: Kinds = None) -> dict[str, bytes]:
         """`ids.npy` (all tokens,) uint16 or int32, `offsets.npy` (N + 1,) int64."""
         room = min(tokenizer.room for tokenizer in self._tokenizers)
         rows = self._tokenizers[0].sentence_ids(texts, room, kinds)
         offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-        small = len(self._tokenizers[0].pretrained) <= 1 << 16
-        dtype = np.uint16 if small else np.int32
-        ids = np.fromiter(chain.from_iterable(rows), dtype, count=offsets[-1])
+        ids = np.fromiter(chain.from_iterable(rows), self._dtype, count=offsets[-1])
         return {"ids.npy": npy_bytes(ids), "offsets.npy": npy_bytes(offsets)}

@@ -1,5 +1,6 @@
 """Students without layers: where their tables begin, what they compute, and how they are saved."""
 
+import io
 import json
 
 import numpy as np
@@ -18,6 +19,7 @@ from stages.encoder.settings import EncoderSettings
 from stages.encoder.source import EncoderSource
 from stages.encoder.static import SMOOTHING, StaticEncoder
 from stages.tokens.stage import tokenizer_identity
+from stages.tokens.tokeniser import Tokeniser
 from stages.train.engine import cpu_copy
 from stages.train.student import save_encoder
 from stages.train.student_settings import StudentSettings
@@ -156,6 +158,16 @@ def test_ids_may_have_gaps(tmp_path):
         EncoderSettings(model=str(folder), pooling="mean", layers=0, max_length=12, device="cpu")
     )
     assert np.isfinite(table.encode(["near"])).all()
+
+
+def test_ids_beyond_16_bits_though_there_are_few(tmp_path):
+    folder = make_model(tmp_path / "model", vocab_size=70_000)
+    rust = json.loads((folder / "tokenizer.json").read_text())
+    rust["model"]["vocab"]["near"] = 69_999
+    (folder / "tokenizer.json").write_text(json.dumps(rust))
+    settings = EncoderSettings(model=str(folder), pooling="mean", max_length=12, device="cpu")
+    ids = np.load(io.BytesIO(Tokeniser([settings])(["near"])["ids.npy"]))
+    assert ids.max() == 69_999
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,15 @@ def test_limit_is_a_sample_and_seed_changes_the_order(tmp_path):
     assert sorted(other) == sorted(whole)
 
 
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+def test_a_blank_line_of_a_table_is_no_row(tmp_path, suffix):
+    """Vectors beside the file have no row for it."""
+    rows = "".join(f"Sentence number {n}.\n\n" for n in range(4))
+    (tmp_path / f"a.{suffix}").write_text(f"\ntext\n{rows}\n")
+    texts, stats, _ = build(path=str(tmp_path / f"a.{suffix}"))
+    assert len(texts) == stats["read"] == 4 and not stats["rejected"]
+
+
 def test_what_is_dropped_is_counted_and_kept_with_its_reason(tmp_path):
     good = "A good sentence of decent length."
     lines = [good, good, "short", "x" * 2000, "   ", "y" * (3 << 20), "caf\u00e9 " * 4]
