@@ -101,6 +101,11 @@ class Evaluation(Settings):
         return ()
 
     @property
+    def has_kinds(self) -> bool:
+        """Whether some of its texts are queries or documents, which have prompts of their own."""
+        return self.of_documents
+
+    @property
     def reads_model(self) -> bool:
         """Whether it looks at `Tested.model`; it is then no test for variants of the student."""
         return False

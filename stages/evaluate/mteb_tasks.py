@@ -59,6 +59,10 @@ class MtebTest(MtebTask, Evaluation):
         there = find_spec("mteb") is not None  # else `check` says so
         return super().described() | {"mteb": metadata.version("mteb") if there else None}
 
+    @property
+    def has_kinds(self) -> bool:
+        return True
+
     def check(self) -> None:
         need("mteb", f"evaluate.mteb '{self.task}'")
         self.load()

@@ -73,20 +73,32 @@ class Evaluate(Stage):
     version = 7
 
     def identity(self, inputs: Mapping[str, Fingerprinted]) -> dict[str, Any]:
-        found = _with_kinds(self.encoder).identity(inputs)
+        found = self._identity(self.encoder, inputs, "encoder")
         found["encoder.max_length"] = self.max_length
         found["test"] = self.test.described()
         if self.corpus:
             found["ranks.inference_weight"] = self.rank_weight
         if self.documents is not None:
-            found |= _with_kinds(self.documents).identity(inputs, place="documents")
-        for place, encoder in (("encoder", self.encoder), ("documents", self.documents)):
-            if isinstance(encoder, EncoderSource) and encoder.makes_kinds:  # once left out
-                found[f"{place}.kind_prompts"] = "the model's"
+            found |= self._identity(self.documents, inputs, "documents")
         if self.whitening is not None:
             found["whitening"] = self.whitening
         if self.label.dimensions:
             found["dimensions"] = self.label.dimensions
+        return found
+
+    def _identity(
+        self,
+        encoder: EncoderSource[Any] | WordsSource,
+        inputs: Mapping[str, Fingerprinted],
+        place: str,
+    ) -> dict[str, Any]:
+        if isinstance(encoder, WordsSource):
+            return encoder.identity(inputs)
+        if not self.test.has_kinds:
+            return encoder.identity(inputs, place=place)
+        found = _with_kinds(encoder).identity(inputs, place=place)
+        if encoder.makes_kinds:  # whose prompts were left out, once, where sentences had no kinds
+            found[f"{place}.kind_prompts"] = "the model's"
         return found
 
     @property

@@ -16,6 +16,8 @@ from stages.encoder.settings import EncoderSettings
 from stages.encoder.source import EncoderSource
 from stages.encoder.tokenizer import load_tokenizer
 from stages.errors import UserError
+from stages.evaluate.mteb_tasks import MtebTest
+from stages.evaluate.retrieval import RetrievalSettings
 from stages.evaluate.size import Size
 from stages.evaluate.stage import Evaluate
 from stages.rows import unit_rows
@@ -77,11 +79,12 @@ def test_tests_have_prompts_of_kinds_whatever_the_sentences_are(tmp_path):
     """A corpus has queries and documents also where sentences are trained on that are neither."""
     folder = make_pipeline(tmp_path, pooling("mean"), prompts=PROMPTS)
     source, label = EncoderSource(settings_of(folder)), EncoderLabel("teacher", "t")
-    test = Evaluate(Size(), source, label, 12)
+    size, test = (Evaluate(one, source, label, 12) for one in (Size(), RetrievalSettings()))
     found = test.load(SimpleNamespace(say=lambda *a, **b: None)).encode(TEXTS, KINDS)
     np.testing.assert_allclose(found, theirs(folder, **WHOLE), atol=1e-5)
     assert test.identity({})["encoder.kind_prompts"] == WHOLE
-    assert "encoder.kind_prompts" not in source.identity({})
+    assert "encoder.kind_prompts" not in size.identity({})
+    assert MtebTest(task="any").has_kinds
     # the student of a recipe: its prompts are in what it makes, and tests once left them out
     made = {"m": SimpleNamespace(fingerprint="f")}
     for has_kinds in (True, False):
