@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from stages.errors import UserError
+from stages.variables import VARIABLE
 
 DEFAULT_MINUTES, MOST_MINUTES = "10", 100_000
 MOST_ANSWERS = 3
@@ -67,7 +68,7 @@ def _new(options: argparse.Namespace) -> int:
         column = ask(question, source.chosen["--column"], _one_of(columns))
         source = find_source(options.text, {"--column": column})
     model, others = _model(options.teacher, ask)
-    _check_names(options.text, str(out), model, *source.chosen.values())
+    _check_names(str(out), options.text, model, *source.chosen.values())
     teacher = read_teacher(model)
 
     def layers_of(answer: str) -> int | None:
@@ -183,12 +184,13 @@ def _check_out(out: Path) -> None:
         raise UserError(f"{out}: the folder {out.parent} cannot be written to; choose --out")
 
 
-def _check_names(*names: str) -> None:
-    """Before anything is measured: that a recipe can hold them."""
-    for name in names:
-        if "${" in name:
+def _check_names(out: str, *names: str) -> None:
+    """Before anything is measured: that a recipe can hold them; `out` is in its comments alone."""
+    for name in (out, *names):
+        if name != out and (variable := VARIABLE.search(name)):
             raise UserError(
-                f"{name}: in a recipe ${{NAME}} is a variable of the environment; give another name"
+                f"{name}: in a recipe {variable[0]} is a variable of the environment; give another "
+                "name"
             )
         if len(name.splitlines()) > 1:
             raise UserError(f"{name!r} has a line break, which a recipe cannot hold")

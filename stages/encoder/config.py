@@ -163,12 +163,14 @@ class Pipeline:
 
     pooling: as `EncoderSettings.pooling` names it; "" where nothing is said. dense: folders of the
     Dense modules behind it. unknown: what of it only sentence-transformers computes; "" for
-    nothing.
+    nothing. once_unseen: whether that was once not looked at, so that what was made with the model
+    then is another artifact.
     """
 
     pooling: str = ""
     dense: tuple[str, ...] = ()
     unknown: str = ""
+    once_unseen: bool = False
 
 
 # What our own encoder computes: poolings by sentence-transformers' older and newer words, and the
@@ -188,13 +190,17 @@ ACTIVATIONS = ("torch.nn.modules.linear.Identity", "torch.nn.modules.activation.
 
 def read_pipeline(folder: Path) -> Pipeline:
     """The pipeline in a model's folder; `sentray.json` is of students that were trained here."""
+    found = _modules_of(folder)
+    newer = "" if found.unknown or not read_json(folder / "modules.json") else _newer(folder)
+    return replace(found, unknown=newer, once_unseen=True) if newer else found
+
+
+def _modules_of(folder: Path) -> Pipeline:
     own, modules = read_json(folder / "sentray.json"), read_json(folder / "modules.json")
     dense = tuple(one["path"] for one in modules if one["type"].endswith(".Dense"))
     foreign = [one["type"] for one in modules if not one["type"].startswith(TRUSTED)]
     if foreign:
         return Pipeline(unknown=f"the module {foreign[0]}")
-    if width := read_json(folder / "config_sentence_transformers.json").get("truncate_dim"):
-        return Pipeline(unknown=f"truncate_dim: {width}")
     if own:  # an export has our mask pooling as word weights
         return Pipeline(own["pooling"], dense or tuple(own.get("dense", ())))
     if not modules:  # nor a pipeline that sentence-transformers would know
@@ -233,21 +239,29 @@ def _pooled(folder: Path, dense: tuple[str, ...]) -> Pipeline:
 
 def _unknown_input(folder: Path) -> str:
     config = read_json(folder / "sentence_bert_config.json")
-    modalities = config.get("modality_config") or {}
-    text = modalities.get("text", {})
+    text = (config.get("modality_config") or {}).get("text") or {}
     states = text.get("method", "forward"), text.get("method_output_name", "last_hidden_state")
-    task = config.get("transformer_task", "feature-extraction")
-    if options := [name for name in ("do_lower_case", *NEWER) if config.get(name)]:
-        return options[0]
+    if config.get("do_lower_case"):
+        return "do_lower_case"
     if states != ("forward", "last_hidden_state"):
         return f"token states from {'.'.join(states)}"
-    if task != "feature-extraction" or config.get("module_output_name", STATES) != STATES:
-        return f"{task} with {config.get('module_output_name', STATES)}"
-    if "message" in modalities:
-        return "a chat template, through which it reads texts"
     if read_json(folder / "config.json").get("is_encoder_decoder"):
         return "the encoder of an encoder-decoder"
     return ""
+
+
+def _newer(folder: Path) -> str:
+    """As `unknown` of a pipeline, of options that came to sentence-transformers later."""
+    config = read_json(folder / "sentence_bert_config.json")
+    task = config.get("transformer_task", "feature-extraction")
+    width = read_json(folder / "config_sentence_transformers.json").get("truncate_dim")
+    if options := [name for name in NEWER if config.get(name)]:
+        return options[0]
+    if task != "feature-extraction" or config.get("module_output_name", STATES) != STATES:
+        return f"{task} with {config.get('module_output_name', STATES)}"
+    if "message" in (config.get("modality_config") or ()):
+        return "a chat template, through which it reads texts"
+    return f"truncate_dim: {width}" if width else ""
 
 
 def _unknown_dense(folder: Path) -> str:
@@ -361,8 +375,13 @@ def once_unseen(settings: EncoderSettings) -> str:
     folder = model_folder(settings.model) if settings.recipe_file is None else None
     if folder is None or settings.pooling != "auto":
         return ""
-    unknown = read_pipeline(folder).unknown
-    return unknown if unknown.startswith(("a chat template", "truncate_dim", *NEWER)) else ""
+    found = read_pipeline(folder)
+    return found.unknown if found.once_unseen else ""
+
+
+def is_on_hub(settings: EncoderSettings) -> bool:
+    """Whether the model is neither here nor a recipe's."""
+    return settings.recipe_file is None and model_folder(settings.model) is None
 
 
 def default_prompt(settings: EncoderSettings) -> str | None:

@@ -9,8 +9,8 @@ from stages.errors import UserError
 from stages.fields import PACKAGE_PREFIX
 from stages.packages import carried_folder
 
-# Configuration, chat templates, vocabulary in all its forms, weights, code that may come with them
-READ = ("*.json", "*.jinja", "*.txt", "*.model", "*.spm", "*.safetensors", "*.py")
+# Configuration, vocabulary in all its forms, weights, and code that may come with them
+READ = ("*.json", "*.txt", "*.model", "*.spm", "*.safetensors", "*.py")
 # Modules of sentence-transformers that have nothing to read
 EMPTY = ("Normalize", "Dropout")
 
@@ -86,7 +86,11 @@ def module_folders(folder: Path) -> list[Path]:
 
 def read_files(folder: Path) -> list[Path]:
     """The files that decide what a model in this folder gives."""
-    files = [file for pattern in READ for file in sorted(folder.glob(pattern))]
+    chats = "message" in (
+        read_json(folder / "sentence_bert_config.json").get("modality_config") or ()
+    )
+    patterns = (*READ, "*.jinja") if chats else READ
+    files = [file for pattern in patterns for file in sorted(folder.glob(pattern))]
     files = [file for file in files if not file.name.endswith(".bf16.safetensors")]  # a variant
     about = read_json(folder / "sentray.json") or {}  # of a student before it is exported
     own = [folder / name for name in about.get("dense", ())]

@@ -17,7 +17,7 @@ from stages.contract import (
     Work,
     measured,
 )
-from stages.encoder.config import described_in, normalizes
+from stages.encoder.config import described_in, is_on_hub, normalizes
 from stages.encoder.source import EncoderSource
 from stages.evaluate.agreement import agreement_tests
 from stages.evaluate.base import Encode, Evaluation, Tested
@@ -96,8 +96,11 @@ class Evaluate(Stage):
             return encoder.identity(inputs)
         if not self.test.has_kinds:
             return encoder.identity(inputs, place=place)
-        found = _with_kinds(encoder).identity(inputs, place=place)
-        if encoder.makes_kinds:  # whose prompts were left out, once, where sentences had no kinds
+        on_hub = encoder.training is None and not encoder.has_kinds and is_on_hub(encoder.settings)
+        found = (encoder if on_hub else _with_kinds(encoder)).identity(inputs, place=place)
+        # where sentences had no kinds figures were once without prompts. What a recipe makes, and
+        # what is on the hub, is judged before it can be looked at
+        if encoder.makes_kinds or (on_hub and encoder.settings.pooling in ("auto", "pipeline")):
             found[f"{place}.kind_prompts"] = "the model's"
         return found
 

@@ -285,7 +285,7 @@ def _delimited(file: Path, table: Table, tab: bool) -> Iterator[Row]:
     names: list[str] | None = None
     rejected: list[Reject] = []
 
-    last = 0
+    last = blanks = 0
 
     def plain() -> Iterator[str]:
         nonlocal last
@@ -300,7 +300,8 @@ def _delimited(file: Path, table: Table, tab: bool) -> Iterator[Row]:
     reader = csv.reader(plain(), **_dialect(tab))
     try:
         for cells in reader:
-            if not cells:  # a blank line, as at the end of many files: no row
+            if not cells:  # no row, unless it is an empty cell between those of the only column
+                blanks += names is not None and len(names) == 1
                 continue
             if names is None:
                 check_columns(table, cells, str(file))
@@ -311,6 +312,8 @@ def _delimited(file: Path, table: Table, tab: bool) -> Iterator[Row]:
                 continue
             yield from rejected
             rejected.clear()
+            yield from [Reject("missing_cell", "")] * blanks
+            blanks = 0
             if any(cells[len(names) :]):  # an unquoted delimiter: which cell is it of?
                 yield Reject("extra_cell", ("\t" if tab else ",").join(cells))
                 continue

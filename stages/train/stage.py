@@ -168,8 +168,9 @@ class Train(Stage):
     def output_width(self) -> int | None:
         """Width of the trained student's vectors, of an aligned one its teacher's; None where only
         training knows it."""
-        (teacher,) = self.teachers if self.student.settings.aligned else (self.student,)
-        return teacher.width()
+        if not self.student.settings.aligned:
+            return self.student.width()
+        return self.teachers[0].width() if len(self.teachers) == 1 else None
 
     def report(self, artifact: Artifact) -> dict[str, str | list[dict[str, Any]]]:
         lines = artifact.file_path("metrics/metrics.jsonl").read_text().splitlines()

@@ -129,8 +129,11 @@ def test_what_is_held_out_is_embedded_in_the_time_too(folder, teacher_folder, mo
 def test_names_that_a_recipe_cannot_hold(folder, quick, teacher_folder, capsys, name):
     shutil.copy(folder / "My texts.txt", folder / name)
     error = refused(capsys, name, "--teacher", teacher_folder)
-    assert "${NAME} is a variable" in error or "has a line break" in error
+    assert "${HOME} is a variable" in error or "has a line break" in error
     assert "..." not in capsys.readouterr().out  # before anything is timed
+    shutil.copy(folder / "My texts.txt", folder / "price_${.txt")  # no variable
+    assert main(["new", "price_${.txt", "--teacher", str(teacher_folder)]) == 0
+    assert load_recipe("price.yaml").sentences.path == str(folder / "price_${.txt")
 
 
 def test_a_long_name_is_cut(folder, quick, teacher_folder):

@@ -85,6 +85,10 @@ def test_tests_have_prompts_of_kinds_whatever_the_sentences_are(tmp_path):
     assert test.identity({})["encoder.kind_prompts"] == WHOLE
     assert "encoder.kind_prompts" not in size.identity({})
     assert MtebTest(task="any").has_kinds
+    # a model on the hub is judged before it can be looked at
+    there = EncoderSettings(model="org/thing", revision="a" * 40, pooling="auto")
+    on_hub = replace(test, encoder=EncoderSource(there)).identity({})
+    assert on_hub["encoder.kind_prompts"] == "the model's"
     # the student of a recipe: its prompts are in what it makes, and tests once left them out
     made = {"m": SimpleNamespace(fingerprint="f")}
     for has_kinds in (True, False):

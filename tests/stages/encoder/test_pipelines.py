@@ -141,6 +141,7 @@ def test_options_of_the_transformer_module(tmp_path, option):
     file.write_text(json.dumps(json.loads(file.read_text()) | option))
     encoder = load_for_inference(settings_of(folder))
     assert f"has {next(iter(option))}" in encoder.arithmetic
+    assert "encoder.computed" in EncoderSource(settings_of(folder)).identity({})
     np.testing.assert_allclose(encoder.encode_unit(TEXTS), expected(folder), atol=1e-5)
 
 
@@ -165,6 +166,20 @@ def test_vectors_that_a_models_own_files_cut(tmp_path, is_static):
         model.max_seq_length = MAX_LENGTH
     theirs = unit_rows(model.encode(TEXTS))
     np.testing.assert_allclose(encoder.encode_unit(TEXTS), theirs, atol=1e-5)
+
+
+def test_what_sentence_transformers_computed_before_is_found_again(tmp_path):
+    """An option that is looked at now changes nothing where it computed the whole already."""
+    folder = make_pipeline(tmp_path, pooling("max"))
+    before = EncoderSource(settings_of(folder)).identity({}).keys()
+    file = folder / "config_sentence_transformers.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"truncate_dim": 16}))
+    assert EncoderSource(settings_of(folder)).identity({}).keys() == before
+    (tmp_path / "bare" / "chat_template.jinja").write_text("{{ messages }}")  # nobody reads it
+    plain = EncoderSource(settings_of(tmp_path / "bare", pooling="mean"))
+    there = plain.identity({})
+    (tmp_path / "bare" / "chat_template.jinja").unlink()
+    assert plain.identity({}) == there
 
 
 def test_a_decoder_with_left_padding_and_its_last_token(tmp_path):

@@ -149,10 +149,16 @@ def test_limit_is_a_sample_and_seed_changes_the_order(tmp_path):
 @pytest.mark.parametrize("suffix", ["csv", "tsv"])
 def test_a_blank_line_of_a_table_is_no_row(tmp_path, suffix):
     """Vectors beside the file have no row for it."""
-    rows = "".join(f"Sentence number {n}.\n\n" for n in range(4))
-    (tmp_path / f"a.{suffix}").write_text(f"\ntext\n{rows}\n")
+    comma = "," if suffix == "csv" else "\t"
+    rows = "".join(f"Sentence number {n}.{comma}{n}\n\n" for n in range(4))
+    (tmp_path / f"a.{suffix}").write_text(f"\ntext{comma}n\n{rows}\n")
     texts, stats, _ = build(path=str(tmp_path / f"a.{suffix}"))
     assert len(texts) == stats["read"] == 4 and not stats["rejected"]
+    # between cells of the only column it is an empty one
+    rows = "".join(f"Sentence number {n}.\n\n" for n in range(4))
+    (tmp_path / f"a.{suffix}").write_text(f"text\n{rows}\n")
+    texts, stats, _ = build(path=str(tmp_path / f"a.{suffix}"))
+    assert len(texts) == 4 and stats["read"] == 7 and stats["rejected"] == {"missing_cell": 3}
 
 
 def test_what_is_dropped_is_counted_and_kept_with_its_reason(tmp_path):

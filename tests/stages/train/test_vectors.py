@@ -1,11 +1,14 @@
 """Regression on teachers' vectors: golden values, gradients, projections; a batch of one view."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from stages.encoder.model import load_encoder
 from stages.encoder.settings import EncoderSettings
+from stages.encoder.source import EncoderSource
 from stages.errors import UserError
 from stages.rows import FactorRows
 from stages.train.auxiliary import AuxiliaryInput
@@ -13,6 +16,7 @@ from stages.train.engine import PlainEngine
 from stages.train.objectives.vector_regression import VectorRegression, vector_regression
 from stages.train.order import BatchOrder
 from stages.train.settings import Objectives, TrainSettings
+from stages.train.stage import Teacher, Train
 from stages.train.student import build_student, save_encoder, widths_of
 from stages.train.student_settings import StudentSettings
 from stages.train.vectors import VectorRegressor, principal_projection
@@ -177,6 +181,15 @@ def test_prefixes_go_through_the_leading_columns_of_the_projection(teacher):
         vector_regression(u[:, :w] @ weight[:, :w].T, factors, "cosine").sum() for w in (32, 20, 8)
     ]
     assert float(total.detach()) == pytest.approx(float(sum(expected).detach()) / 3, rel=1e-5)
+
+
+def test_the_width_of_an_aligned_student_is_its_teachers_where_that_is_known(student_folder):
+    settings = TrainSettings.model_validate({"objectives": {"vector_regression": {}}})
+    aligned = StudentSettings(model=str(student_folder), pooling="mean", head="none", aligned=True)
+    source = EncoderSource(aligned)
+    known = (Teacher("t", SimpleNamespace(width=lambda: 48), None),)
+    widths = [Train(source, settings, 100, teachers=some).output_width() for some in (known, ())]
+    assert widths == [48, None]  # none: of a plug-in's similarity
 
 
 def test_an_encoder_that_may_be_cut_is_turned_to_principal_directions(student_folder, teacher):
