@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from stages.encoder.config import described_in, normalizes
+from stages.encoder.config import described_in
 from stages.encoder.model import load_for_inference
+from stages.encoder.modules import normalizes
 from stages.encoder.settings import EncoderSettings
 from stages.evaluate.base import Evaluation, Tested
 from stages.evaluate.remembered import Remembered

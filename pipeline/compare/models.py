@@ -11,7 +11,8 @@ from pipeline.report.figures import Results, collect_from
 from pipeline.run.work import NodeWork
 from pipeline.store.artifacts import ArtifactStore
 from stages.contract import EncoderLabel
-from stages.encoder.config import Pipeline, described_in, read_pipeline
+from stages.encoder.config import described_in
+from stages.encoder.modules import Pipeline, read_pipeline
 from stages.encoder.settings import EncoderSettings
 from stages.encoder.source import EncoderSource
 from stages.errors import UserError

@@ -8,8 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from stages.encoder.config import ACTIVATIONS, described_in
+from stages.encoder.config import described_in
 from stages.encoder.files import model_folder, read_json
+from stages.encoder.modules import ACTIVATIONS
 from stages.encoder.settings import EncoderSettings
 from stages.encoder.tokenizer import readable_errors
 

@@ -86,10 +86,7 @@ def module_folders(folder: Path) -> list[Path]:
 
 def read_files(folder: Path) -> list[Path]:
     """The files that decide what a model in this folder gives."""
-    chats = "message" in (
-        read_json(folder / "sentence_bert_config.json").get("modality_config") or ()
-    )
-    patterns = (*READ, "*.jinja") if chats else READ
+    patterns = (*READ, "*.jinja") if reads_as_chat(folder) else READ
     files = [file for pattern in patterns for file in sorted(folder.glob(pattern))]
     files = [file for file in files if not file.name.endswith(".bf16.safetensors")]  # a variant
     about = read_json(folder / "sentray.json") or {}  # of a student before it is exported
@@ -97,6 +94,12 @@ def read_files(folder: Path) -> list[Path]:
     for place in [folder / "1_Pooling", *module_folders(folder), *own]:
         files += [file for pattern in READ for file in sorted(place.glob(pattern))]
     return list(dict.fromkeys(files))
+
+
+def reads_as_chat(folder: Path) -> bool:
+    """Whether sentence-transformers reads texts through the tokenizer's chat template."""
+    about = read_json(folder / "sentence_bert_config.json")
+    return "message" in (about.get("modality_config") or ())
 
 
 def read_json(file: Path) -> Any:

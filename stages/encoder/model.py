@@ -12,17 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stages.encoder.config import (
-    check_config,
-    described_in,
-    kept_layers,
-    position_offset,
-    read_pipeline,
-    resolved,
-)
+from stages.encoder.config import check_config, described_in, kept_layers, position_offset, resolved
 from stages.encoder.cpu import DTYPES, NOT_HERE, computed_type, pack_linears
 from stages.encoder.dense import Dense, load_dense
 from stages.encoder.files import model_folder
+from stages.encoder.modules import read_pipeline
 from stages.encoder.pipeline import PipelineEncoder
 from stages.encoder.settings import EncoderSettings, ModelSettings
 from stages.encoder.static import StaticTable, load_static, token_table

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from stages.encoder.config import described_in, read_pipeline
+from stages.encoder.config import described_in
 from stages.encoder.files import model_folder
 from stages.encoder.hub import hub_folder
+from stages.encoder.modules import read_pipeline
 from stages.encoder.settings import EncoderSettings
 from stages.encoder.tokenizer import readable_errors
 from stages.errors import UserError

@@ -14,11 +14,11 @@ from stages.encoder.config import (
     described_in,
     model_config,
     once_unseen,
-    read_pipeline,
     resolved,
     space_is_part_of_a_token,
     state_width,
 )
+from stages.encoder.modules import read_pipeline
 from stages.encoder.prompts import kind_prompts, with_kind_prompts
 from stages.encoder.settings import EncoderSettings
 from stages.errors import UserError

@@ -19,8 +19,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from stages.encoder.config import TRUSTED
 from stages.encoder.files import read_json
+from stages.encoder.modules import TRUSTED, cut_to
 from stages.encoder.pipeline import PipelineEncoder, pipeline_folder
 from stages.encoder.settings import EncoderSettings
 from stages.encoder.tokenizer import readable_errors
@@ -163,8 +163,7 @@ def load_static(settings: EncoderSettings, device: torch.device) -> StaticEncode
     own = folder / modules[0]["path"]
     weights, tokens = own / "model.safetensors", own / "tokenizer.json"
     trusted = all(one["type"].startswith(TRUSTED) for one in modules)
-    cut = read_json(folder / "config_sentence_transformers.json").get("truncate_dim")
-    if cut or not (trusted and weights.is_file() and tokens.is_file()):
+    if cut_to(folder) or not (trusted and weights.is_file() and tokens.is_file()):
         return None
     with readable_errors(settings.model), safe_open(weights, "pt") as opened:
         if WEIGHTS not in {*opened.keys()}:  # Model2Vec's own file

@@ -17,7 +17,8 @@ from stages.contract import (
     Work,
     measured,
 )
-from stages.encoder.config import described_in, is_on_hub, normalizes
+from stages.encoder.config import described_in, is_on_hub
+from stages.encoder.modules import normalizes
 from stages.encoder.source import EncoderSource
 from stages.evaluate.agreement import agreement_tests
 from stages.evaluate.base import Encode, Evaluation, Tested

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.contract import Artifact, Fingerprinted, Stage, StudentPart, Work
-from stages.encoder.config import read_pipeline
+from stages.encoder.modules import read_pipeline
 from stages.encoder.source import EncoderSource
 from stages.export.card import model_card
 from stages.export.licence import Origin, licences, origin

@@ -3,8 +3,8 @@
 from pathlib import Path
 from types import SimpleNamespace
 
-from stages.encoder.config import normalizes
 from stages.encoder.model import load_for_inference
+from stages.encoder.modules import normalizes
 from stages.encoder.settings import EncoderSettings
 from stages.evaluate.base import Tested
 
