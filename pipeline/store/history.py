@@ -6,8 +6,8 @@ their settings) are written when a run starts, `results.json`, `report.html` and
 """
 
 import json
-import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from stages.files import Root, understood
@@ -27,7 +27,7 @@ def start_record(
         recipes: resolved, as YAML, by name: that one, and those that it builds on.
         folders, identities: of all nodes, by node.
     """
-    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime()) + f"{time.time_ns() // 1000 % 10**6:06d}"
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")  # one look: of two, a second may pass
     folder = f"history/{name}/{stamp}"
     for other, text in recipes.items():
         file = "recipe.yaml" if other == name else f"recipe.{other}.yaml"
