@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from pipeline.options import add_run_options, add_set, run_options
 from stages.errors import UserError
-from stages.packages import need
 
 if TYPE_CHECKING:
     from cluster.server import JobServer
@@ -152,6 +151,8 @@ def _manifest(options: argparse.Namespace) -> int:
 
 
 def _server(cluster: "ClusterSettings") -> "JobServer":
+    from stages.packages import need  # here, as it imports pyarrow
+
     need("cluster", "a cluster's jobs")
     from cluster.server import JobServer
 

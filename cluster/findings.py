@@ -33,7 +33,7 @@ def findings(facts: dict[str, Any], cluster: ClusterSettings) -> list[Finding]:
     nodes = facts["nodes"]
     found = [
         *_storage(nodes),
-        *(finding for node in nodes for finding in _machine(node, facts, cluster)),
+        *(finding for node in nodes for finding in _machine(node, facts)),
         *_versions(nodes),
         *_pools(nodes, cluster),
     ]
@@ -57,9 +57,7 @@ def _storage(nodes: list[dict[str, Any]]) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _machine(
-    node: dict[str, Any], facts: dict[str, Any], cluster: ClusterSettings
-) -> Iterator[Finding]:
+def _machine(node: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
     where = node["address"]
     if "error" in node:
         yield Finding(

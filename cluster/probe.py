@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import shutil
-import socket
 import sys
 import time
 from contextlib import suppress
@@ -104,7 +103,6 @@ def look_around(node: str, paths: list[str]) -> dict[str, Any]:
     """What there is on this machine."""
     shm = shutil.disk_usage("/dev/shm") if os.path.isdir("/dev/shm") else None
     return {
-        "host": socket.gethostname(),
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in PACKAGES},
         "gpus": _count_gpus(),
@@ -136,7 +134,7 @@ def read_tokens(node: str, storage: str, folder: str, nodes: list[str]) -> dict[
             found = b""
         if found != other.encode():
             unread.append(other)
-    return {"unread": unread, "of": len(nodes)}
+    return {"unread": unread}
 
 
 def _version(name: str) -> str | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from pipeline.report.figures import read_results
 from pipeline.report.table import results_table
 from pipeline.store.artifacts import ArtifactStore
+from pipeline.store.history import newest_record
 from stages.errors import UserError
 from stages.files import Root, masked_uri, understood
 from tune.trials import TrialLog
@@ -35,7 +36,7 @@ def pull(name: str, storage: str, target: Path) -> str:
     """
     _check_reachable(storage)
     store = ArtifactStore(storage)
-    record = _newest_ended(store.root, name)
+    record = newest_record(store.root, name, with_results=True)
     searched = store.root.exists(f"tune/{name}/best.yaml")
     if record is None and not searched:
         known = ", ".join(store.root.list("history")) or "none"
@@ -68,12 +69,6 @@ def _check_reachable(storage: str) -> None:
             f"storage '{storage}': there is no such folder on this machine; mount it here too, or "
             "run `sentray pull` on a machine that has it"
         )
-
-
-def _newest_ended(root: Root, name: str) -> str | None:
-    stamps = reversed(root.list(f"history/{name}"))
-    records = (f"history/{name}/{stamp}" for stamp in stamps)
-    return next((record for record in records if root.exists(f"{record}/results.json")), None)
 
 
 def _fetch_run(store: ArtifactStore, record: str, target: Path) -> list[str]:

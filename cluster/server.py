@@ -200,7 +200,8 @@ def _unreachable(address: str, error: Exception) -> Unreachable:
         )
     if "WRONG_VERSION_NUMBER" in text or "SSL" in text:
         return Unreachable(f"{address}: answers, but not with TLS; write http://")
-    if any(mark in text for mark in ("BadStatusLine", "RemoteDisconnected", "reset by peer")):
+    breaks = any(mark in text for mark in ("BadStatusLine", "RemoteDisconnected", "reset by peer"))
+    if breaks and address.startswith("http://"):
         return Unreachable(_wants_tls(address))
     if any(mark in text for mark in ("NameResolution", "resolve", "Name or service")):
         return Unreachable(f"{address}: there is no such host; check the name, or your VPN")

@@ -36,7 +36,7 @@ def describe_path(path: str, setting: str, deep: bool = False) -> dict[str, Any]
     place = Path(path).expanduser()
     if place.is_dir():
         there = sorted(place.rglob("*") if deep else place.iterdir())
-        there = [one for one in there if not one.name.startswith(".")]
+        there = [one for one in there if not is_hidden(one.relative_to(place))]
         for one in there:
             if not one.exists():
                 raise UserError(f"{setting}: the link {one} leads nowhere; mend it or take it out")
@@ -47,6 +47,11 @@ def describe_path(path: str, setting: str, deep: bool = False) -> dict[str, Any]
         raise UserError(f"{setting}: there is no file or folder {shown}")
     kind = [suffix for suffix in place.suffixes if suffix != ".gz"][-1:]
     return {"sha256": digest(place), "kind": "".join(kind)}
+
+
+def is_hidden(place: Path) -> bool:
+    """Whether a name of it begins with a dot: what tools keep for themselves, as downloads do."""
+    return any(name.startswith(".") for name in place.parts)
 
 
 def describe_packages(packages: list[str] | None) -> dict[str, Any]:

@@ -333,8 +333,12 @@ class EncoderLabel:
     @property
     def is_student(self) -> bool:
         """Whether these are the trained student's own figures, with nothing else at work."""
-        others = self.ranks, self.documents, self.variant, self.dimensions
-        return self.role == "after" and not any(others)
+        return self.role == "after" and self.is_plain
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether these are of the whole vectors of an encoder as it is, compared by cosines."""
+        return not any((self.ranks, self.documents, self.variant, self.dimensions))
 
 
 @dataclass(frozen=True)

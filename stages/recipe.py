@@ -5,7 +5,7 @@
     perturb:    rewrites of the sentences             stages/rewrite/settings.py
     teachers:   encoders to learn from                below, stages/embed
     ranks:      the corpus of rank vectors            stages/ranks/settings.py
-    student:    the encoder to train                  stages/train/settings.py
+    student:    the encoder to train                  stages/train/student_settings.py
     train:      objectives, schedule, engine          stages/train/settings.py
     evaluate:   tests of student and teachers         stages/evaluate/settings.py
     export:     further variants of the student       stages/export/settings.py

@@ -64,9 +64,9 @@ class TrialActor(Trainable):
         except UserError as error:
             return self._failed(str(error), retryable=isinstance(error, StorageError))
         except Exception as error:
-            traceback.print_exc()
             reason = (str(error).splitlines() or [""])[0]
-            return self._failed(f"{type(error).__name__}: {reason}", retryable=True)
+            reason = f"{type(error).__name__}: {reason} (its traceback is with the trial)"
+            return self._failed(reason, retryable=True) | {"trace": traceback.format_exc()}
 
     def _next_result(self) -> dict[str, Any]:
         if self._rows is None:

@@ -119,5 +119,6 @@ class MemberReports(Reports):
             folder=work.folder, phase="population", values=values, seed=seed,
             status="failed" if reason else "finished", metric=metric,
             score=None if reason else curve[-1][2], reason=reason,
-            retryable=last.get("retryable", False), curve=curve, **cost_of(last),
+            retryable=last.get("retryable", False), trace=last.get("trace", ""), curve=curve,
+            **cost_of(last),
         ))  # fmt: skip

@@ -336,7 +336,8 @@ class QueueReports(Reports):
             assert result is not None, "a finished trial has published its result"
             facts = measured(result, assignment.metric)
         elif "reason" in last:
-            facts = {"status": "failed", "reason": last["reason"], "retryable": last["retryable"]}
+            found = {name: last[name] for name in ("reason", "retryable", "trace") if name in last}
+            facts = {"status": "failed"} | found
         else:
             score = curve[-1][2] if curve else None
             facts = {"status": "stopped", "score": score, "curve": curve}

@@ -42,7 +42,7 @@ def outcome_text(outcome: Outcome) -> str:
     warnings = [one.stats["warning"] for one in found if one and "warning" in one.stats]
     lines += [f"WARNING: {warning}" for warning in dict.fromkeys(warnings)]
     for what, file in (("recipe", "best.yaml"), ("report", "report.html")):
-        lines.append(f"{what}: {search.store.root.path(f'{search.folder}/{file}')}")
+        lines.append(f"{what}: {search.store.root.shown(f'{search.folder}/{file}')}")
     return "\n".join([*lines, "", *_tests(outcome)]).rstrip()
 
 

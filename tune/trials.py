@@ -47,6 +47,7 @@ class Trial:
         process was free, until the result was published.
     reused: the result was there already.
     retryable: the failure was not of the configuration's making, so it is tried again.
+    trace: where in the code it failed unexpectedly; a worker's stderr is read by nobody.
     """
 
     fingerprint: str
@@ -65,6 +66,7 @@ class Trial:
     curve: Curve = field(default_factory=list)
     reused: bool = False
     retryable: bool = False
+    trace: str = ""
     ended: str = field(default_factory=now)
 
 
@@ -114,8 +116,9 @@ class TrialLog:
         return list(self._begun.values())
 
     def add(self, trial: Trial) -> None:
-        """Keeps a trial, instead of what was known of it. Its line is on the disk afterwards."""
-        trial = replace(trial, reason=hide_values(trial.reason))
+        """Keeps a trial, instead of what was known of it. Its line is written afterwards."""
+        hidden = hide_values(trial.reason), hide_values(trial.trace)
+        trial = replace(trial, reason=hidden[0], trace=hidden[1])
         self._keep(trial)
         if not self._root.is_local:
             self._root.write(f"{self._folder}/trials/{trial.fingerprint}.json", _line(trial))

@@ -90,7 +90,7 @@ def build_graph(recipe: Recipe, above: tuple[str, ...] = ()) -> "RecipeGraph":
 
 
 class RecipeGraph:
-    """What rooms add their nodes to (`stages.contract.Graph`).
+    """What rooms add their nodes to (`stages.planning.Graph`).
 
     nodes: by name. recipes: this one, and those whose students it uses, by name.
     """

@@ -53,8 +53,7 @@ def by_gold_score(store: ArtifactStore, results: Results) -> str:
 
 
 def _is_drawn(label: EncoderLabel) -> bool:
-    others = label.ranks, label.variant, label.dimensions, label.documents
-    return label.role != "baseline" and not any(others)
+    return label.role != "baseline" and label.is_plain
 
 
 def _violins(name: str, values: Mapping[EncoderLabel, np.ndarray]) -> str:

@@ -46,8 +46,7 @@ def _gained(results: Results) -> list[str]:
     for label in results.encoders:
         figures = results.figures(label)
         there = averages(figures.values()) | figures
-        others = label.ranks, label.variant, label.dimensions, label.documents
-        if main.name not in there or any(others):
+        if main.name not in there or not label.is_plain:
             continue
         if label.role == "before":
             text += f", from {shown(there[main.name])} before training"

@@ -253,7 +253,7 @@ def _watched_room(work: NodeWork, num_workers: int, say: Say) -> Iterator[None]:
         while not over.wait(SECONDS_BETWEEN_LOOKS_FOR_ROOM):
             try:
                 room = room_for(work, where)
-            except Exception:  # Ray itself is gone, which the training notices too
+            except ray.exceptions.RayError:  # Ray itself is gone, which the training notices too
                 return
             if room >= num_workers:
                 told = False

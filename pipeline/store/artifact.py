@@ -110,7 +110,7 @@ class Artifact:
         mend = (
             f"Make it again: sentray run RECIPE --force {self._node}"
             if self._node is not None
-            else f"To make it again, delete {self._root.path(self.folder)} and run its recipe"
+            else f"To make it again, delete {self._root.shown(self.folder)} and run its recipe"
         )
         return StorageError(f"artifact {self.folder}: {what}. {mend}")
 

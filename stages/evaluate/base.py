@@ -1,4 +1,5 @@
-"""What a test of encoders is. One test, one file, one line in `EvaluateSettings` (or a plug-in)."""
+"""What a test of encoders is. One test, one file, its field and place in `EvaluateSettings`
+(or a plug-in)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -20,6 +20,7 @@ from stages.fields import Dataset, InputPath, Name
 from stages.kinds import Kinds
 from stages.packages import need
 from stages.plain import shortened
+from stages.sentences.sources import about_quotes, dialect
 from stages.settings import Settings
 
 Row = dict[str, Any]
@@ -178,7 +179,9 @@ def read_table(path: Path) -> list[Row]:
         return _read_rows(path)
     except UnicodeDecodeError:
         raise
-    except (ValueError, OSError, csv.Error) as error:
+    except csv.Error as error:
+        raise ValueError(f"{error}{about_quotes(error)}") from None
+    except (ValueError, OSError) as error:
         raise ValueError(shortened(str(error))) from None
     except RecursionError:
         raise ValueError("JSON that is nested too deep") from None
@@ -196,10 +199,7 @@ def _read_rows(path: Path) -> list[Row]:
             if any(not isinstance(row, dict) for row in rows):
                 raise ValueError("every line must be a JSON object")
             return rows
-        if path.suffix == ".csv":
-            reader = csv.DictReader(file)
-        else:
-            reader = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        reader = csv.DictReader(file, **dialect(tab=path.suffix != ".csv"))
         names = list(reader.fieldnames or [])
         twice = [name for name in names if names.count(name) > 1]
         if twice:

@@ -165,20 +165,20 @@ class ChatRewrites(Rewrites):
 
         journal = Journal(work.root, ANSWERS, work.owner, Answer)
         source = work.input("sentences")
-        waiting: dict[int, tuple[list[str], list[Rewrite]]] = {}
+        waiting: dict[int, tuple[int, list[Rewrite]]] = {}  # a shard's size, and what is there
 
         def sentences() -> Iterator[Sentence]:
             for number in work.missing_shards():
                 texts = read_texts(source, number)
-                waiting[number] = texts, []
+                waiting[number] = len(texts), []
                 for place, text in enumerate(texts):
                     yield (number, place), text
 
         for (number, place), found in self.outcomes(work, journal, sentences()):
-            texts, rewrites = waiting[number]
+            num_texts, rewrites = waiting[number]
             rewrites.append(Rewrite(place, found.text, found.negative, found.reason))
-            if len(rewrites) == len(texts):
-                work.put_shard(number, self.kept(texts, rewrites))
+            if len(rewrites) == num_texts:
+                work.put_shard(number, self.kept(read_texts(source, number), rewrites))
                 del waiting[number]
         self.publish(work)
 

@@ -15,10 +15,12 @@ from stages.contract import Work
 from stages.endpoint.credentials import filled, read_variables
 from stages.endpoint.journal import Journal, request_key
 from stages.errors import UserError
+from stages.plain import shortened
 from stages.rewrite.chat import Answer, payload, read_answer
 from stages.rewrite.rewrites import Outcome
 from stages.rewrite.rewriting import Ref, Rewriting
 from stages.sentences.texts import read_texts
+from stages.variables import hide_values
 
 
 def rewritten_offline(
@@ -62,11 +64,16 @@ def rewritten_offline(
 
     items = [{"shard": shard, "places": places} for shard, places in missing.items()]
     rows_sent = ray.data.from_items(items, override_num_blocks=len(items)).flat_map(prompts)
+    failed = False  # the first time is told; what engines say differs for each sentence
     try:
         for row in processor(settings)(rows_sent).iter_rows():
             ref = int(row["shard"]), int(row["place"])
             if error := row.get("__inference_error__"):
-                yield ref, Outcome("", reason=f"failed: {' '.join(str(error).split())[:200]}")
+                if not failed:
+                    said = shortened(hide_values(str(error)))
+                    work.say(f"vLLM failed at a sentence: {said}", important=True)
+                failed = True
+                yield ref, Outcome("", reason="failed: vLLM")
                 continue
             answer = Answer(
                 str(row["generated_text"] or ""), "", int(row.get("num_input_tokens") or 0),

@@ -141,7 +141,7 @@ def text_columns(file: Path, kind: str) -> list[str]:
         try:
             both = itertools.chain([first], (line for _, line in lines))
             plain = (line + "\n" for line in both)
-            names = next(csv.reader(plain, **_dialect(tab=kind == "tsv")), [])
+            names = next(csv.reader(plain, **dialect(tab=kind == "tsv")), [])
         except csv.Error as error:
             raise _not_csv(file, 1, error) from None
         other = next((one for one in ";\t|" if len(names) == 1 and one in first), None)
@@ -297,7 +297,7 @@ def _delimited(file: Path, table: Table, tab: bool) -> Iterator[Row]:
                 yield line + "\n"
 
     csv.field_size_limit(MAX_LINE_BYTES)
-    reader = csv.reader(plain(), **_dialect(tab))
+    reader = csv.reader(plain(), **dialect(tab))
     try:
         for cells in reader:
             if not cells:  # no row, unless it is an empty cell between those of the only column
@@ -331,18 +331,24 @@ def _delimited(file: Path, table: Table, tab: bool) -> Iterator[Row]:
 def _not_csv(
     file: Path, number: int, error: csv.Error, dropped: Sequence[Reject] = ()
 ) -> UserError:
-    why = f"{file}, line {number}: cannot be read ({error})"
-    if "expected after" in str(error) or "end of data" in str(error):
-        why += (
-            "; a cell that begins with a quotation mark ends at the next one that is not doubled, "
-            "right before a comma: look for one too many or too few, there or above"
-        )
-        if dropped:
-            why += f", also in lines that were left out ({dropped[0].reason})"
+    hint = about_quotes(error)
+    why = f"{file}, line {number}: cannot be read ({error}){hint}"
+    if hint and dropped:
+        why += f", also in lines that were left out ({dropped[0].reason})"
     return UserError(why)
 
 
-def _dialect(tab: bool) -> dict[str, Any]:
+def about_quotes(error: csv.Error) -> str:
+    """What to look for where the quotation marks of a CSV file are to blame; "" elsewhere."""
+    if "expected after" not in str(error) and "end of data" not in str(error):
+        return ""
+    return (
+        "; a cell that begins with a quotation mark ends at the next one that is not doubled, "
+        "right before a comma: look for one too many or too few, there or above"
+    )
+
+
+def dialect(tab: bool) -> dict[str, Any]:
     """TSV is read without quoting, as corpora are written; CSV with the usual rules, strictly: a
     quotation mark that is not closed would else swallow the rest of the file."""
     if tab:

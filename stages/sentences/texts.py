@@ -1,5 +1,6 @@
 """The sentences of a published artifact, as other rooms read them."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import pyarrow.parquet as pq
@@ -27,14 +28,16 @@ def texts_of_rows(sentences: Artifact, rows: Sequence[int]) -> tuple[list[str], 
     time."""
     found: dict[int, str] = {}
     kind_of: dict[int, Kind] = {}
-    start = 0
+    ordered = sorted({*rows})
+    start = first = 0
     for shard in sentences.shard_numbers:
         end = start + sentences.shard_rows(shard)
-        inside = [row for row in rows if start <= row < end]
+        last = bisect_left(ordered, end, first)
+        inside = ordered[first:last]
         if inside:
             texts = read_texts(sentences, shard)
             kinds = read_kinds(sentences, shard) or []
             found |= {row: texts[row - start] for row in inside}
             kind_of |= {row: kinds[row - start] for row in inside if kinds}
-        start = end
+        start, first = end, last
     return [found[row] for row in rows], [kind_of[row] for row in rows] if kind_of else None

@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from stages.content import sha256_of
 from stages.files import Root
 
 MARKER = "complete.json"
@@ -175,9 +176,4 @@ def _seal(state: dict[str, Any]) -> str:
 
 def _digests(folder: Path, but: str = "") -> dict[str, str]:
     """SHA-256 of a folder's files."""
-    found = {}
-    for file in sorted(folder.iterdir()):
-        if file.name != but:
-            with file.open("rb") as content:
-                found[file.name] = hashlib.file_digest(content, "sha256").hexdigest()
-    return found
+    return {one.name: sha256_of(one) for one in sorted(folder.iterdir()) if one.name != but}

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stages.contract import Artifact, Fingerprinted, Resources, Stage, Work, Workers
-from stages.encoder.config import num_layers
+from stages.encoder.config import local_folder, num_layers
+from stages.encoder.files import read_json
 from stages.encoder.source import EncoderSource
 from stages.errors import UserError
 from stages.packages import need
@@ -79,7 +80,7 @@ class Train(Stage):
             if turned or regression.distance == "mse":
                 found["train.objectives.vector_regression.mixed"] = 2
         changed = student.layers is not None or student.dropout is not None
-        if changed and "longformer" in student.model.lower():
+        if changed and _is_longformer(student):
             found["student.longformer"] = 2  # 2: no dropout is left out; it can be loaded when cut
         return found if self.holdout == 0 else found | {"sentences.holdout": self.holdout}
 
@@ -214,3 +215,10 @@ def plan(graph: Graph) -> None:
         name = f"train:seed-{one.seed}" if number else "train"
         graph.add(name, stage, [*inputs, *student.inputs], where="student")
         graph.trainings.append(name)
+
+
+def _is_longformer(student: StudentSettings) -> bool:
+    """By what its folder says, wherever that lies; a hub model is judged before it is read."""
+    folder = local_folder(student)
+    kind = read_json(folder / "config.json").get("model_type", "") if folder else student.model
+    return "longformer" in kind.lower()

@@ -15,10 +15,10 @@ GB = 10**9
 
 def healthy(address, **changes):
     whole = {
-        "address": address, "host": address, "python": "3.11.7", "gpus": 0,
+        "address": address, "python": "3.11.7", "gpus": 0,
         "versions": {"ray": "2.60.0", "sentray": "0.1.0", "torch": "2.13.0"},
         "disks": {"/tmp": 50 * GB}, "shm": 8 * GB, "missing": [], "labels": {},
-        "resources": {"CPU": 4.0}, "storage": {"written": True, "unread": [], "of": 2},
+        "resources": {"CPU": 4.0}, "storage": {"written": True, "unread": []},
         "clock": {"time": 1000.5},
     }  # fmt: skip
     return copy.deepcopy(whole) | changes
@@ -30,7 +30,7 @@ LABELLED = {"labels": {"sentray-pool": "gpu"}, "resources": {"CPU": 4.0, "GPU": 
 # What the second of two machines tells, the cluster's pools, and what is found
 FAULTS = {
     "storage of its own": (
-        {"storage": {"written": True, "unread": ["a"], "of": 2}}, {}, "do not see in the storage",
+        {"storage": {"written": True, "unread": ["a"]}}, {}, "do not see in the storage",
     ),
     "storage that refuses": (
         {"storage": {"written": False, "why": "AccessDenied", "unread": []}}, {},

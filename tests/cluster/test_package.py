@@ -69,6 +69,16 @@ def test_another_file_is_another_job(packed, tmp_path):
     assert packed().digest != before
 
 
+def test_what_tools_keep_in_a_folder_is_not_sent(packed, tiny_recipe, tmp_path):
+    texts = tmp_path / "texts"
+    (texts / ".cache").mkdir(parents=True)
+    (texts / ".cache" / "times.json").write_text("{}")
+    (texts / "a.txt").write_text("A sentence of its own.\n" * 9)
+    package = packed(tiny_recipe(setting("sentences.path", str(texts))))
+    sent = {file.name for file in unzipped(package, tmp_path).rglob("*")}
+    assert "a.txt" in sent and "times.json" not in sent
+
+
 def test_what_machines_share_is_not_sent(packed, tmp_path):
     assert [name for name in packed().parts if name.startswith("files/")]
     package = packed(shared=["/"])

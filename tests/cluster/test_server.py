@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from cluster.server import JobServer
+from cluster.server import JobServer, _unreachable
 from cluster.settings import ClusterSettings
 from stages.errors import UserError
 
@@ -97,6 +97,12 @@ def test_a_port_that_speaks_no_http():
         threading.Thread(target=answer, daemon=True).start()
         port = server.getsockname()[1]
         assert "not in plain HTTP" in message_of(f"http://127.0.0.1:{port}")
+
+
+def test_a_connection_that_breaks_does_not_speak_of_https_where_that_is_written():
+    error = OSError("[Errno 104] Connection reset by peer")
+    assert "write https://" in str(_unreachable("http://head:8265", error))
+    assert "write https://" not in str(_unreachable("https://head:8265", error))
 
 
 def test_tokens(answering, monkeypatch, tmp_path):

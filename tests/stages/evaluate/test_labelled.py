@@ -385,6 +385,10 @@ def test_labels_of_json_and_a_split_that_is_not_there(tmp_path):
     file = write(tmp_path / "nan.jsonl", [json.dumps(row) for row in rows])
     with pytest.raises(UserError, match="row 1: 'label' is empty"):
         ClusteringTest(name="x", path=file).load()
+    # else the first row of one long cell
+    file = write(tmp_path / "q.csv", ["text,label", '"An open quote,1', *["A text.,1"] * 9])
+    with pytest.raises(UserError, match=r"cannot be read \(unexpected end.*quotation mark"):
+        ClusteringTest(name="x", path=file).load()
     (tmp_path / "x.parquet").write_bytes(b"no table")
     with pytest.raises(UserError, match="cannot be read"):
         ClusteringTest(name="x", path=str(tmp_path / "x.parquet")).load()

@@ -1,5 +1,7 @@
 """Regression on teachers' vectors: golden values, gradients, projections; a batch of one view."""
 
+import json
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -190,6 +192,20 @@ def test_the_width_of_an_aligned_student_is_its_teachers_where_that_is_known(stu
     known = (Teacher("t", SimpleNamespace(width=lambda: 48), None),)
     widths = [Train(source, settings, 100, teachers=some).output_width() for some in (known, ())]
     assert widths == [48, None]  # none: of a plug-in's similarity
+
+
+def test_a_training_is_the_same_wherever_its_model_lies(student_folder, tmp_path):
+    settings = TrainSettings.model_validate({"objectives": {"infonce": {}}})
+
+    def identity(folder, **config):
+        shutil.copytree(student_folder, folder)
+        about = json.loads((folder / "config.json").read_text()) | config
+        (folder / "config.json").write_text(json.dumps(about))
+        student = StudentSettings(model=str(folder), pooling="mean", dropout=0.0)
+        return Train(EncoderSource(student), settings, 100).identity({})
+
+    assert identity(tmp_path / "longformer-notes") == identity(tmp_path / "other")
+    assert identity(tmp_path / "kind", model_type="longformer")["student.longformer"] == 2
 
 
 def test_an_encoder_that_may_be_cut_is_turned_to_principal_directions(student_folder, teacher):
