@@ -4,7 +4,7 @@ A stage is a room under `stages/`. It says what it computes (`identity`, `versio
 (`resources`), how it is made (`open` for shards, `make` for a whole), what is checked beforehand
 and what a sample of it looks like. Everything it needs of a run it is handed as `Work`: opened
 inputs, a place to write, a way to say how far it is. So a stage imports nothing above it, and
-`pipeline/` knows no stage by name.
+`pipeline/` has no list of stages.
 
 A stage object holds typed settings only. It is small, and it travels to the process that works.
 """

@@ -16,8 +16,8 @@ those who read it. The old manifest stays beside the new one for nodes that have
 what only it named is left to `sentray gc`.
 
 Eight digits are few enough to be read, and two artifacts of a kind have the same ones once in four
-billion pairs. Manifests have all 64, and a plan refuses another artifact's; records of unfinished
-shards have none, so two such artifacts that are unfinished at once would mix.
+billion pairs. Manifests have all 64, and so have claims beside unfinished work: those of another
+artifact are refused.
 """
 
 import hashlib

@@ -297,14 +297,15 @@ class _SumOverWorkers(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, x: Tensor) -> Tensor:
-        return _all_reduced(x)
+        return all_reduced(x)
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> Tensor:
-        return _all_reduced(gradients[0])
+        return all_reduced(gradients[0])
 
 
-def _all_reduced(x: Tensor) -> Tensor:
+def all_reduced(x: Tensor) -> Tensor:
+    """The sum of all workers', as another tensor; no gradient."""
     x = x.clone()
     if torch.distributed.is_initialized():
         torch.distributed.all_reduce(x)

@@ -21,8 +21,8 @@ from stages.rows import unit_rows
 from stages.train.engine import Engine
 from stages.train.views import TrainingData
 
-# Dev sentences are read at full length, not cut like training sentences: what is selected is the
-# model as it will be used.
+# Dev sentences are not cut like training sentences, as the model will not be when it is used; at
+# most so many tokens keep a dev set cheap.
 DEV_MAX_LENGTH = 128
 # Sentences whose similarities to each other are compared with the teachers' (130,816 pairs).
 AGREEMENT_ROWS = 512

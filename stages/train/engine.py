@@ -16,13 +16,27 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stages.encoder.model import Encoder
+from stages.train.auxiliary import all_reduced
 from stages.train.settings import TrainSettings
 from stages.train.state import MOMENTS, State, adamw_of, copied, set_adamw, tensors_of
 from stages.train.student import Student, Sums
 
 
 class Engine(Protocol):
-    """snapshot: the whole state as it is now, for the first worker; all call it."""
+    """Runs the forward passes and the optimizer of one worker. Every method is called by all
+    workers, in the same order.
+
+    forward: vectors (b, D) float32 of the own rows, and in training sums of auxiliary losses: see
+        `Student.forward`.
+    step: from the loss of the global batch, as every worker has it; the gradient's norm before
+        clipping.
+    snapshot: the whole state as it is now; None for all but the first worker.
+    encoder_weights: the encoder's whole weights by name, on the CPU.
+    gather_rows: own rows (b, D) to all workers' (B, D), in rank order; only the own ones carry
+        gradient.
+    sum_over_workers: as another tensor, or the same where there is one worker; no gradient.
+    layout: engine and number of workers, as a checkpoint says them.
+    """
 
     student: Student
     rank: int
@@ -236,8 +250,7 @@ class DeepSpeedEngine:
         return gather_rows(rows)
 
     def sum_over_workers(self, x: Tensor) -> Tensor:
-        dist.all_reduce(x)
-        return x
+        return all_reduced(x)
 
     def barrier(self) -> None:
         dist.barrier()

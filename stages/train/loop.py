@@ -309,9 +309,9 @@ def _scores(views: dict[str, Tensor], teacher_BB: Tensor | None) -> Scores:
 
 def _global_mean(engine: Engine, own_sum: Tensor, own_count: Tensor) -> Tensor:
     """The mean over all workers' tokens; its gradient is that of the own ones."""
-    count = engine.sum_over_workers(own_count.detach().clone().float())
+    count = engine.sum_over_workers(own_count.detach().float())
     own = own_sum / count.clamp(min=1)
-    return own + (engine.sum_over_workers(own.detach().clone()) - own.detach())
+    return own + (engine.sum_over_workers(own.detach()) - own.detach())
 
 
 class _Window:
