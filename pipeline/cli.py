@@ -145,13 +145,16 @@ def _similarity(options: argparse.Namespace) -> int:
 def _encode(options: argparse.Namespace) -> int:
     from stages.ranks.similarity import load_student, write_vectors
 
+    target = Path(options.vectors)
+    if target.suffix != ".npy":
+        raise UserError(f"encode: vectors are written as .npy; give {target}.npy, or another name")
     texts = _lines(options.text)
     model = load_student(options.model, options.rank_weight)
     if options.kind and not model.encoder.settings.prompts:
         print(
             f"WARNING: {options.model} has no prompts, so --kind changes nothing", file=sys.stderr
         )
-    number, dimensions = write_vectors(model, texts, Path(options.vectors), options.kind)
+    number, dimensions = write_vectors(model, texts, target, options.kind)
     print(f"{number:,} vectors of {dimensions:,} dimensions -> {options.vectors}")
     return 0
 

@@ -68,7 +68,10 @@ def _kind_of(file: str) -> tuple[str, str]:
             raise UserError(f"--on {file}: name a table after the colon, as in {file}my.tsv")
         return named, path
     table = TableSettings(name=Path(file).stem, path=file)
-    there = columns_of(table.rows(()))
+    rows = table.rows(())
+    if not rows:
+        raise UserError(f"--on {file}: there are no rows in it")
+    there = columns_of(rows)
     for kind, columns in KINDS.items():
         if set(columns) <= set(there):
             return kind, file

@@ -140,7 +140,7 @@ def fit(
     raise UserError(
         f"--minutes {minutes:g} is too short for {students_name(kept, teacher)}: start, tests and "
         f"the least training take {clock(seconds)} or more; give --minutes {enough:g}"
-        + (", or fewer --layers" if kept else "")
+        + (", or fewer --layers" if layers is not None and kept > 1 else "")
     )
 
 

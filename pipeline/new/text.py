@@ -23,6 +23,7 @@ from stages.sentences.sources import (
     input_files,
     kind_of,
     read_table,
+    suffix_of,
     text_columns,
 )
 
@@ -113,8 +114,14 @@ def find_source(path: str, chosen: Mapping[str, str]) -> Source:
     try:
         files = input_files(path, "text")
     except UserError as error:
-        raise UserError(str(error).removeprefix("text.path: ")) from None
+        raise UserError(str(error).removeprefix("text: ")) from None
     first, kind = files[0], _kind(files[0])[0]
+    for file in files:
+        if (other := _kind(file)[0]) != kind:
+            raise UserError(
+                f"{path}: {first.name} is read as {kind} and {file.name} as {other}; put the files "
+                "of one kind into a folder of their own, or name one"
+            )
     told = all(_kind(file)[1] for file in files)
     if kind != "parquet":
         _check_text(first, told)
@@ -220,8 +227,7 @@ def look(source: Source) -> Text:
 
 
 def _kind(file: Path) -> tuple[SourceKind, bool]:
-    suffixes = [suffix for suffix in file.suffixes if suffix != ".gz"]
-    if suffixes and suffixes[-1] not in SUFFIXES:
+    if (suffix := suffix_of(file)) and suffix not in SUFFIXES:
         return "text", False  # .log, .md, a version: text if it can be read as such
     kind = kind_of(file, "text")
     found: SourceKind = next(one for one in get_args(SourceKind) if one == kind)
@@ -231,7 +237,7 @@ def _kind(file: Path) -> tuple[SourceKind, bool]:
 def _check_text(file: Path, told: bool) -> None:
     """Refuses what is no text at all, and JSON by another name, before a line of it is read."""
     try:
-        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
+        with gzip.open(file) if file.suffix.lower() == ".gz" else file.open("rb") as stream:
             start = stream.read(1 << 16)
     except (OSError, EOFError) as error:
         raise UserError(f"{file}: cannot be read ({error})") from None

@@ -30,6 +30,8 @@ class Embedder:
         self._count, self._basis = count, basis_Dk
         self._encoder = load_for_inference(settings)
         self._model = settings.model
+        narrow = settings.precision != "float32"
+        self._mend = "; try precision: float32" if narrow else ". Are its weights whole?"
         self.arithmetic = self._encoder.arithmetic
         self.dimension = self._encoder.dimension
 
@@ -49,6 +51,6 @@ class Embedder:
         if len(bad):
             raise UserError(
                 f"model '{self._model}': gives no usable vector for {len(bad)} sentences, "
-                f"the first being {texts[bad[0]]!r}; try precision: float32"
+                f"the first being {texts[bad[0]]!r}{self._mend}"
             )
         return unit_rows(vectors)

@@ -25,7 +25,14 @@ from stages.samples import factor_rows
 from stages.sentences.cleaning import clean_text
 from stages.sentences.index import JoinedByKey, SentenceIndex
 from stages.sentences.settings import SourceKind
-from stages.sentences.sources import Reject, Table, check_columns, input_files, read_table
+from stages.sentences.sources import (
+    Reject,
+    Table,
+    check_columns,
+    input_files,
+    is_text,
+    read_table,
+)
 from stages.sentences.texts import read_texts, texts_of_rows
 
 BATCH_ROWS = 8192
@@ -240,7 +247,9 @@ def read_vectors(settings: VectorsSettings, where: str) -> Iterator[tuple[Keys, 
 
 
 def _read_matrix(settings: VectorsSettings, where: str) -> Iterator[tuple[Keys, np.ndarray]]:
-    file = input_files(settings.path, where)[0]
+    file = input_files(settings.path, f"{where}.path")[0]
+    if settings.sentences is not None:
+        input_files(settings.sentences, f"{where}.sentences")
     try:
         matrix = np.load(file, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
@@ -274,15 +283,12 @@ def _read_parquet(settings: VectorsSettings, where: str) -> Iterator[tuple[Keys,
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    def is_text(kind: Any) -> bool:
-        return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
     def is_key(kind: Any) -> bool:
         return is_text(kind) or bool(pa.types.is_integer(kind))
 
     table = Table(settings.path, (settings.key, settings.vector_column), None, "error", where)
     width = 0
-    for file in input_files(settings.path, where):
+    for file in input_files(settings.path, f"{where}.path"):
         try:
             whole = pq.ParquetFile(file)
             check_columns(table, whole.schema_arrow.names, str(file))

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stages.encoder.files import model_folder, read_json
+from stages.encoder.files import model_folder, read_json, read_modules
 from stages.encoder.hub import hub_folder
 from stages.encoder.modules import TRUSTED, read_pipeline
 from stages.encoder.settings import EncoderSettings, ModelSettings
@@ -237,7 +237,7 @@ def _check_whole(settings: EncoderSettings, why: str) -> None:
     """Refuses what sentence-transformers' own pipeline has no place for."""
     for name in settings.given("layers", "template", "final_period"):
         raise UserError(f"model '{settings.model}': {why}, so `{name}` has no effect; leave it out")
-    modules = read_json(described_in(settings) / "modules.json")
+    modules = read_modules(described_in(settings))
     if not modules:
         raise UserError(
             f"model '{settings.model}': {why}, but it is no sentence-transformers pipeline: it has "

@@ -76,7 +76,7 @@ def module_folders(folder: Path) -> list[Path]:
     found = []
     # of a student trained here, word weights follow from its tokenizer
     empty = (*EMPTY, "WordWeights") if (folder / "sentray.json").is_file() else EMPTY
-    for one in read_json(folder / "modules.json") or []:
+    for one in read_modules(folder):
         inside = one["path"] or one["type"].endswith("Router")  # its parts are beside it
         if inside and not one["type"].endswith(empty):
             place = folder / one["path"]
@@ -102,13 +102,36 @@ def reads_as_chat(folder: Path) -> bool:
     return "message" in (about.get("modality_config") or ())
 
 
-def read_json(file: Path) -> Any:
-    """A JSON file's content, {} where there is none.
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object from a file, {} where there is none.
 
     Raises:
-        UserError: it is not JSON.
+        UserError: it is no JSON, or no object.
     """
+    found = _json(file) if file.is_file() else {}
+    if not isinstance(found, dict):
+        raise UserError(f"{file}: not readable, as it holds no JSON object")
+    return found
+
+
+def read_modules(folder: Path) -> list[dict[str, Any]]:
+    """Modules of a sentence-transformers pipeline, each with its `type` and `path`; [] where there
+    are none.
+
+    Raises:
+        UserError: modules.json is no list of these.
+    """
+    file = folder / "modules.json"
+    found = _json(file) if file.is_file() else []
+    modules = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    whole = [all(isinstance(one.get(key), str) for key in ("type", "path")) for one in modules]
+    if not isinstance(found, list) or len(modules) < len(found) or not all(whole):
+        raise UserError(f"{file}: not readable, as it holds no list of modules with type and path")
+    return modules
+
+
+def _json(file: Path) -> Any:
     try:
-        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        return json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{file}: not readable as JSON ({error})") from None

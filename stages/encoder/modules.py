@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stages.encoder.files import read_json, reads_as_chat
+from stages.encoder.files import read_json, read_modules, reads_as_chat
 from stages.errors import UserError
 
 
@@ -41,12 +41,12 @@ ACTIVATIONS = ("torch.nn.modules.linear.Identity", "torch.nn.modules.activation.
 def read_pipeline(folder: Path) -> Pipeline:
     """The pipeline in a model's folder; `sentray.json` is of students that were trained here."""
     found = _modules_of(folder)
-    newer = "" if found.unknown or not read_json(folder / "modules.json") else _newer(folder)
+    newer = "" if found.unknown or not read_modules(folder) else _newer(folder)
     return replace(found, unknown=newer, once_unseen=True) if newer else found
 
 
 def _modules_of(folder: Path) -> Pipeline:
-    own, modules = read_json(folder / "sentray.json"), read_json(folder / "modules.json")
+    own, modules = read_json(folder / "sentray.json"), read_modules(folder)
     dense = tuple(one["path"] for one in modules if one["type"].endswith(".Dense"))
     foreign = [one["type"] for one in modules if not one["type"].startswith(TRUSTED)]
     if foreign:
@@ -67,7 +67,7 @@ def _modules_of(folder: Path) -> Pipeline:
 def normalizes(folder: Path) -> bool:
     """Whether sentence-transformers' vectors of a model have length 1 as they come, as those of
     students have that were trained here, once they are exported."""
-    modules = read_json(folder / "modules.json")
+    modules = read_modules(folder)
     own = (folder / "sentray.json").exists()
     return own or any(one["type"].endswith(".Normalize") for one in modules)
 

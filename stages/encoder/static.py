@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from stages.encoder.files import read_json
+from stages.encoder.files import read_modules
 from stages.encoder.modules import TRUSTED, cut_to
 from stages.encoder.pipeline import PipelineEncoder, pipeline_folder
 from stages.encoder.settings import EncoderSettings
@@ -156,7 +156,7 @@ class StaticEncoder(PipelineEncoder):
 def load_static(settings: EncoderSettings, device: torch.device) -> StaticEncoder | None:
     """The encoder of a model that is a saved table, and nothing but its length behind it."""
     folder = pipeline_folder(settings)
-    modules = read_json(folder / "modules.json")
+    modules = read_modules(folder)
     kinds = [one["type"].rpartition(".")[2] for one in modules]
     if kinds not in (["StaticEmbedding"], ["StaticEmbedding", "Normalize"]):
         return None

@@ -74,7 +74,7 @@ class TableSettings(Settings):
             UserError: no such file, not a table, or a column is not there.
         """
         if self.dataset is not None:
-            from stages.sentences.sources import hub_splits, load_hub_dataset
+            from stages.sentences.data_sets import hub_splits, load_hub_dataset
 
             if len(splits) > 1:
                 there = hub_splits(self.dataset)
@@ -189,17 +189,20 @@ def read_table(path: Path) -> list[Row]:
 
 def _read_rows(path: Path) -> list[Row]:
     csv.field_size_limit(1 << 30)  # a document may be longer than the 131,072 characters of csv
-    if path.suffix == ".parquet":
+    suffix = path.suffix.lower()
+    if suffix == ".json":
+        raise ValueError("JSON; write it as .jsonl, with an object on each line")
+    if suffix == ".parquet":
         import pyarrow.parquet as pq
 
         return list(pq.read_table(path).to_pylist())
     with path.open(encoding="utf-8-sig", newline="") as file:
-        if path.suffix == ".jsonl":
+        if suffix == ".jsonl":
             rows = [json.loads(line) for line in file if line.strip()]
             if any(not isinstance(row, dict) for row in rows):
                 raise ValueError("every line must be a JSON object")
             return rows
-        reader = csv.DictReader(file, **dialect(tab=path.suffix != ".csv"))
+        reader = csv.DictReader(file, **dialect(tab=suffix != ".csv"))
         names = list(reader.fieldnames or [])
         twice = [name for name in names if names.count(name) > 1]
         if twice:

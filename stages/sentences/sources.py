@@ -10,14 +10,12 @@ import itertools
 import json
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from stages.encoder.hub import MAIN, commit_of, data_set
 from stages.errors import UserError
-from stages.packages import need
+from stages.sentences.data_sets import load_hub_dataset
 from stages.sentences.settings import SUFFIXES, SentencesSettings, SourceKind
 
 # A text line longer than this is dropped unread: no sentence is a megabyte.
@@ -80,7 +78,7 @@ def read_table(table: Table) -> Iterator[Row]:
     Raises:
         UserError: missing or empty input, missing column, broken file; with its place.
     """
-    for file in input_files(table.path, table.setting):
+    for file in input_files(table.path, f"{table.setting}.path"):
         kind = table.source or kind_of(file, table.setting)
         try:
             if kind == "parquet":
@@ -120,8 +118,7 @@ def text_columns(file: Path, kind: str) -> list[str]:
             schema = pq.read_schema(file)
         except (pa.ArrowInvalid, OSError) as error:
             raise UserError(f"{file}: not a readable Parquet file ({error})") from None
-        kinds = (pa.types.is_string, pa.types.is_large_string)
-        return [one.name for one in schema if any(is_text(one.type) for is_text in kinds)]
+        return [one.name for one in schema if is_text(one.type)]
     lines = (
         (number, line) for number, line in _lines(file, table)
         if isinstance(line, str) and line.strip()
@@ -157,76 +154,46 @@ def text_columns(file: Path, kind: str) -> list[str]:
 def input_files(path: str, setting: str) -> list[Path]:
     """The file itself, or a folder's files in name order.
 
+    Args:
+        setting: that names it, for messages.
+
     Raises:
         UserError: there is nothing there, or a file is empty.
     """
     place = Path(path).expanduser()
     if not place.exists():
-        raise UserError(f"{setting}.path: there is no file or folder {place}")
+        raise UserError(f"{setting}: there is no file or folder {place}")
     files = [place]
     if place.is_dir():
         files = sorted(f for f in place.iterdir() if f.is_file() and not f.name.startswith("."))
         if not files:
-            raise UserError(f"{setting}.path: the folder {place} has no files")
+            raise UserError(f"{setting}: the folder {place} has no files")
     for file in files:
         if file.stat().st_size == 0:
-            raise UserError(f"{setting}.path: the file {file} is empty")
+            raise UserError(f"{setting}: the file {file} is empty")
     return files
+
+
+def suffix_of(file: Path) -> str:
+    """The last one in lower case, looking through .gz; "" without any."""
+    suffixes = [one.lower() for one in file.suffixes]
+    return next((one for one in reversed(suffixes) if one != ".gz"), "")
 
 
 def kind_of(file: Path, setting: str) -> str:
     """The kind of a file by its suffix, looking through .gz."""
-    suffixes = [suffix for suffix in file.suffixes if suffix != ".gz"] or [".txt"]
-    kind = SUFFIXES.get(suffixes[-1])
+    suffix = suffix_of(file) or ".txt"
+    kind = SUFFIXES.get(suffix)
     if kind is None:
         raise UserError(
-            f"{file}: the suffix '{suffixes[-1]}' is not known; set {setting}.source to one of "
+            f"{file}: the suffix '{suffix}' is not known; set {setting}.source to one of "
             "text, parquet, jsonl, csv, tsv"
         )
     return kind
 
 
-def load_hub_dataset(name: str, split: str, file: str | None = None) -> Iterator[dict[str, Any]]:
-    """Rows of a Hugging Face data set (hub id or local folder), streamed.
-
-    Raises:
-        UserError: the extra is not installed, or the data set cannot be loaded or read.
-    """
-    with _hub(name) as datasets:
-        yield from datasets.load_dataset(
-            name, data_files=file, split=split, streaming=True, revision=_revision(name)
-        )
-
-
-def hub_splits(name: str) -> list[str]:
-    """Splits that a Hugging Face data set has.
-
-    Raises:
-        UserError: as `load_hub_dataset`.
-    """
-    with _hub(name) as datasets:
-        return list(datasets.get_dataset_split_names(name, revision=_revision(name)))
-
-
-def _revision(name: str) -> str | None:
-    """The commit that the run has settled on; None for a local folder."""
-    return None if Path(name).is_dir() else commit_of(data_set(name), MAIN)
-
-
-@contextmanager
-def _hub(name: str) -> Iterator[Any]:
-    need("hub", f"data set '{name}'")
-    import datasets
-
-    try:
-        yield datasets
-    except (OSError, ValueError, EOFError, zlib.error) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"data set '{name}': cannot be read ({reason})") from error
-
-
 def _open(file: Path) -> IO[bytes]:
-    return gzip.open(file) if file.suffix == ".gz" else file.open("rb")  # type: ignore[return-value]
+    return gzip.open(file) if file.suffix.lower() == ".gz" else file.open("rb")  # type: ignore[return-value]
 
 
 def _lines(file: Path, table: Table) -> Iterator[tuple[int, Record]]:
@@ -368,6 +335,14 @@ def _parquet(file: Path, table: Table) -> Iterator[Row]:
                 yield _cells(row, table, str(file))
     except (pa.ArrowInvalid, OSError) as error:
         raise UserError(f"{file}: not a readable Parquet file ({error})") from None
+
+
+def is_text(kind: Any) -> bool:
+    """Whether a column of an Arrow type holds text, also as a dictionary (pandas' category)."""
+    import pyarrow as pa
+
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def check_columns(table: Table, names: Sequence[str], where: str) -> None:

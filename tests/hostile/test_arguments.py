@@ -70,6 +70,14 @@ def test_an_argument_is_refused_in_one_message(
     assert not list(folder.iterdir())
 
 
+def test_vectors_are_written_over_no_text(tmp_path, student_folder, capsys):
+    text = tmp_path / "a.txt"
+    text.write_text("A sentence.\n")
+    assert main(["encode", str(student_folder), str(text), str(text)]) == 2
+    assert "vectors are written as .npy" in capsys.readouterr().err
+    assert text.read_text() == "A sentence.\n"
+
+
 if __name__ == "__main__":
     import os
     import tempfile

@@ -292,6 +292,8 @@ def test_a_run_of_an_older_version_is_refused(storage, sentray):
         (["clustering:nothing.tsv"], "there is no file"),
         (["colouring:nothing.tsv"], "there is no file"),
         (["other.tsv"], "its columns are a, b, which is no test by itself"),
+        (["header.tsv"], "there are no rows in it"),
+        (["rows.json"], "write it as .jsonl"),
         (["empty.yaml"], "there are no tests that need no recipe"),
         (["typo.yaml"], "did you mean 'sts'?"),
         (["one.yaml", "two.yaml"], "one YAML file at most"),
@@ -304,6 +306,8 @@ def test_a_run_of_an_older_version_is_refused(storage, sentray):
 )
 def test_what_cannot_be_tested(sentray, sts, tmp_path, teacher_folder, on, message, monkeypatch):
     (tmp_path / "other.tsv").write_text("a\tb\n1\t2\n")
+    (tmp_path / "header.tsv").write_text("sentence1\tsentence2\tscore\n")
+    (tmp_path / "rows.json").write_text('[{"text": "a", "label": 1}]')
     (tmp_path / "empty.yaml").write_text("evaluate: {speed: false}\n")
     (tmp_path / "typo.yaml").write_text("evaluate:\n  stss: []\n")
     (tmp_path / "broken.yaml").write_text("evaluate: [\n")

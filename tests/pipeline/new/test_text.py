@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -38,10 +39,20 @@ def test_of_a_tables_columns_the_longest_is_proposed(tmp_path, make):
     assert source.chosen["--column"] == "words" and "tag" in source.columns
     found = look(source)
     assert found.num_sentences == 120 and set(found.sample) == set(SENTENCES)
+    file = file.rename(tmp_path / f"T{file.suffix.upper()}")
+    assert find_source(str(file), {}) == replace(source, path=str(file))
+
+
+def test_a_folder_of_several_kinds_is_refused(tmp_path):
+    (tmp_path / "README.md").write_text("About it.")
+    (tmp_path / "faq.csv").write_text("text\nA question.\n")
+    with pytest.raises(UserError, match=r"README.md is read as text and faq.csv as csv"):
+        find_source(str(tmp_path), {})
 
 
 def test_parquet_and_usual_names(tmp_path):
     table = {"text": SENTENCES, "longer": [one * 3 for one in SENTENCES], "n": [*range(120)]}
+    table["text"] = pa.array(table["text"]).dictionary_encode()  # pandas' category
     pq.write_table(pa.table(table), tmp_path / "t.parquet")
     source = find_source(str(tmp_path / "t.parquet"), {})
     assert source.chosen["--column"] == "text" and source.columns == ("text", "longer")

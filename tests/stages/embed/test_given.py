@@ -157,6 +157,8 @@ def test_files_that_are_none(tmp_path, corpus, vectors):
     (tmp_path / "v.npz").rename(tmp_path / "v.npy")
     with pytest.raises(UserError, match="an archive of some"):
         joined(tmp_path, corpus, **paths)
+    with pytest.raises(UserError, match=r"vectors.sentences: there is no file .*nosuch.txt"):
+        joined(tmp_path, corpus, path=paths["path"], sentences=str(tmp_path / "nosuch.txt"))
     with pytest.raises(ValueError, match="does not say whose vectors it has"):
         VectorsSettings(path=paths["path"])
     (tmp_path / "v.parquet").write_bytes(b"PAR1")

@@ -310,6 +310,18 @@ def no_json(folder):
     (folder / "modules.json").write_text("[{")
 
 
+def no_path(folder):
+    (folder / "modules.json").write_text('[{"idx": 0, "type": "a.Transformer"}]')
+
+
+def no_list(folder):
+    (folder / "modules.json").write_text('{"a": 1}')
+
+
+def no_object(folder):
+    (folder / "config.json").write_text("[]")
+
+
 def no_dense_config(folder):
     (folder / "2_Dense" / "config.json").unlink()
 
@@ -336,6 +348,9 @@ def no_pipeline(folder):
         (own_code, {}, "custom.Dense16 is Python code .* set trust_remote_code"),
         (own_transformer, {}, "custom_st.Transformer is Python code"),
         (no_json, {}, "modules.json: not readable as JSON"),
+        (no_path, {}, "modules.json: not readable, as it holds no list of modules"),
+        (no_list, {}, "modules.json: not readable, as it holds no list of modules"),
+        (no_object, {}, "config.json: not readable, as it holds no JSON object"),
         (no_dense_config, {}, "2_Dense: no config.json of a Dense module"),
         (own_template, {"prompt": "b "}, "leave prompt out here"),
         (no_pipeline, {"pooling": "pipeline"}, "it has no modules.json"),

@@ -389,6 +389,8 @@ def test_labels_of_json_and_a_split_that_is_not_there(tmp_path):
     file = write(tmp_path / "q.csv", ["text,label", '"An open quote,1', *["A text.,1"] * 9])
     with pytest.raises(UserError, match=r"cannot be read \(unexpected end.*quotation mark"):
         ClusteringTest(name="x", path=file).load()
+    file = write(tmp_path / "UPPER.CSV", ["text,label", "a,1", "b,1", "c,2"])
+    assert ClusteringTest(name="x", path=file).load().texts
     (tmp_path / "x.parquet").write_bytes(b"no table")
     with pytest.raises(UserError, match="cannot be read"):
         ClusteringTest(name="x", path=str(tmp_path / "x.parquet")).load()
