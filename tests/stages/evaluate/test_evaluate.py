@@ -16,13 +16,14 @@ from stages.encoder.model import load_for_inference
 from stages.encoder.settings import EncoderSettings
 from stages.encoder.source import EncoderSource
 from stages.errors import UserError
-from stages.evaluate import base
+from stages.evaluate import base, retrieval
 from stages.evaluate.geometry import GeometrySettings, alignment, score_geometry, uniformity
 from stages.evaluate.relevance import mean_figures
 from stages.evaluate.resampling import Items, interval
 from stages.evaluate.retrieval import RetrievalSettings, score_retrieval
 from stages.evaluate.sets import StsSettings, load_sts
 from stages.evaluate.size import Size
+from stages.evaluate.speed import compared
 from stages.evaluate.stage import Evaluate
 from stages.evaluate.sts import score_sts, spearman
 from stages.rows import unit_rows
@@ -177,7 +178,9 @@ def test_geometry_takes_only_pairs_that_mean_the_same(tmp_path):
         assert found.items[figure.name].figure() == pytest.approx(figure.value)
 
 
-def test_retrieval_equals_its_slow_twin():
+@pytest.mark.parametrize("block", [1024, 7])
+def test_retrieval_equals_its_slow_twin(monkeypatch, block):
+    monkeypatch.setattr(retrieval, "QUERY_ROWS", block)
     random = np.random.default_rng(0)
     centre = random.standard_normal((50, 6))
     vectors = {f"q{i}": centre[i] + random.standard_normal(6) for i in range(50)}
@@ -345,3 +348,12 @@ def test_retrieval_with_a_vector_that_is_no_number_wins_nothing():
 
     with pytest.raises(UserError, match="vector of 'text 7' is not finite"):
         score_retrieval(texts, texts, base.Tested(encode, None), "")
+
+
+def test_a_student_is_as_many_times_as_fast_as_its_teacher_takes_longer():
+    seconds = {"after": np.array([1.0, 1.0, 2.0]), "t": np.array([3.0, 4.0, 5.0])}
+    found = compared(seconds, 10)
+    assert found["times_faster"]["t"] == {"median": 3.0, "low": 2.5, "high": 4.0}
+    rates = {one["encoder"]["name"]: one["figures"][0]["value"] for one in found["measured"]}
+    assert rates == {"after": 10.0, "t": 2.5}
+    assert "The student is 3.00 times as fast as t (2.50 to 4.00" in found["notes"][0]

@@ -13,8 +13,10 @@ from stages.contract import Figure
 from stages.encoder.model import load_encoder
 from stages.encoder.settings import EncoderSettings
 from stages.encoder.tokenizer import load_tokenizer
+from stages.evaluate.base import Result
 from stages.evaluate.sets import StsSettings
 from stages.evaluate.sts import StsTest
+from stages.export import proving
 from stages.export.convert import FILES
 from stages.export.folder import export_student
 from stages.export.proof import Proof, points_lost, refusal
@@ -203,3 +205,35 @@ def test_points_are_lost_where_a_figure_in_percent_gets_worse():
     ]
     after = [replace(one, value=one.value + 1) for one in before]
     assert points_lost(before, after) == {"sts": -1.0, "error": 1.0}
+
+
+def test_what_is_said_of_a_variants_speed_and_size(references, tmp_path, monkeypatch):
+    taken = {"float32": np.full(5, 4.0), "variant": np.full(5, 1.0)}
+    monkeypatch.setattr(proving, "time_all", lambda encode, texts: taken)
+    reference = references["Bert"]
+    write_variant("bf16", reference, tmp_path)
+    before = sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file())
+    (tmp_path / "more").write_bytes(b"0" * 2_000_000)
+    proof = prove("bf16", reference, tmp_path, Silent())
+    assert proof.times_as_fast == (4.0, 4.0, 4.0)
+    assert proof.sentences_per_second == len(reference.compared)
+    assert proof.megabytes == pytest.approx(2 + before / 1e6)
+
+
+class SeesLengths:
+    """A test that keeps the lengths of the vectors it is handed as they are pooled."""
+
+    reads_model = False
+    num_bootstrap = 0
+    name = "lengths"
+
+    def score(self, tested, work):
+        self.lengths = np.linalg.norm(tested.as_pooled(make_sentences(5)), axis=1)
+        return Result([])
+
+
+def test_a_variants_tests_are_handed_vectors_as_they_are_pooled(references):
+    seen = SeesLengths()
+    reference = replace(references["Bert"], tests=(seen,))
+    reference.score(reference.student, Silent())
+    assert abs(seen.lengths - 1).min() > 0.01

@@ -19,7 +19,7 @@ from stages.train.objectives.listmle import list_mle
 from stages.train.objectives.listnet import list_net
 from stages.train.objectives.rank_regression import rank_regression
 from stages.train.objectives.scores import cosines, mix_teachers, off_diagonal, row_cosines, unit
-from stages.train.objectives.similarity_regression import SimilarityRegression
+from stages.train.objectives.similarity_regression import SimilarityRegression, similarity_order
 from stages.train.objectives.soft_negative import soft_negative_margin
 from stages.train.settings import Objectives
 
@@ -258,3 +258,45 @@ def test_a_maximum_without_a_contrastive_term_is_refused(others):
     with pytest.raises(ValueError, match="has no other to take the maximum with"):
         Objectives.model_validate({"rank_regression": {}} | others)
     Objectives.model_validate({"rank_regression": {"combine": "sum"}} | others)
+
+
+C6, T6 = torch.rand(2, 6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+NEGATED = C6.diagonal() - torch.linspace(0, 1, 6)
+CHOSEN = {
+    "infonce": (dict(temperature=0.5), info_nce(C6, 0.5)),
+    "consistency": (dict(temperature=0.5), consistency(C6, 0.5)),
+    "listnet": (
+        dict(student_temperature=0.5, teacher_temperature=0.3), list_net(C6, T6, 0.5, 0.3)
+    ),
+    "listmle": (
+        dict(student_temperature=0.5, keep_positive=False),
+        list_mle(C6, T6, 0.5, keep_positive=False),
+    ),
+    "rank_regression": (
+        dict(low=0.2, high=0.6, combine="sum"), rank_regression(C6, T6, 0.2, 0.6)),
+    "soft_negative": (
+        dict(low=0.2, high=0.4), soft_negative_margin(C6, NEGATED, 0.2, 0.4)
+    ),
+    "similarity_regression": (
+        dict(distance="order", temperature=0.3),
+        similarity_order(C6, T6, 0.3),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_settings_reach_the_formula(name):
+    chosen, expected = CHOSEN[name]
+    objective = Objectives.model_validate({name: chosen}).chosen[name]
+    found = objective.value(Scores(C6, T6, own={"negated": NEGATED}))
+    assert float(found) == pytest.approx(float(expected), rel=1e-9)
+    alone = {"combine": "sum"} if name == "rank_regression" else {}
+    default = Objectives.model_validate({name: alone}).chosen[name]
+    assert float(default.value(Scores(C6, T6, own={"negated": NEGATED}))) != float(found)
+
+
+def test_the_share_that_is_masked_is_the_one_asked_for():
+    for name in ("masked_language", "replaced_token"):
+        assert (
+            Objectives.model_validate({name: {"mask_ratio": 0.4}}).chosen[name].masked_share == 0.4
+        )

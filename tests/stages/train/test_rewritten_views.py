@@ -180,3 +180,11 @@ def test_rows_of_empty_shards_are_found(tmp_path, model):
     chosen = owned.take(np.array([5, 3, 5]), draws)
     assert [x.tolist() for x in chosen] == [x.tolist() for x in tokens.take(np.array([2, 0, 1]))]
     assert owned.owners.tolist() == [3, 5]
+
+
+def test_rewrites_are_a_second_view_without_dropout_too(student_folder):
+    settings = StudentSettings(model=str(student_folder), pooling="mean", dropout=0.0, device="cpu")
+    objectives = Objectives.model_validate({"infonce": {}})
+    for rewritten, views in ((False, ("first",)), (True, ("first", "second"))):
+        built = build_student(settings, objectives, 0, False, rewritten=rewritten)
+        assert built.views == views

@@ -4,6 +4,7 @@ import json
 import threading
 import tracemalloc
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from scipy.stats import spearmanr
 from sklearn.metrics.pairwise import cosine_similarity
 
 from stages.embed.embedder import Embedder
-from stages.encoder.model import layer_stack
+from stages.encoder.model import layer_stack, load_encoder
 from stages.encoder.settings import EncoderSettings
 from stages.encoder.tokenizer import pad
 from stages.errors import StorageError, UserError
@@ -26,7 +27,7 @@ from stages.files import Root
 from stages.rows import FactorRows, TokenRows, unit_rows
 from stages.tokens.tokeniser import Tokeniser
 from stages.train.checkpoint import Checkpoints, Saved
-from stages.train.dev import DevSets
+from stages.train.dev import Agreement, DevSets
 from stages.train.engine import PlainEngine
 from stages.train.loop import Training
 from stages.train.order import BatchOrder
@@ -608,6 +609,39 @@ def test_without_any_dev_score_the_last_step_is_the_result_and_that_is_said(
     assert (result.progress.best_score, result.progress.best_step) == (None, 10)
     assert same(result.weights, undisturbed.weights)
     assert training.warning and "no evaluation gave a number" in training.warning
+
+
+def test_teachers_are_weighted_where_agreement_is_measured(data, student_folder):
+    other = data.factors[0].take(np.arange(150))[::-1]
+    second = SimpleNamespace(num_rows=150, take=lambda rows: other[rows])
+    weighted = replace(
+        data, factors=[data.factors[0], second], teacher_weights=[0.9, 0.1], num_held_out=150
+    )
+    settings = settings_of(data_dev=False)
+    chosen = StudentSettings(model=str(student_folder), pooling="mean", max_length=16, device="cpu")
+    engine = PlainEngine(build_student(chosen, settings.objectives, 1, autocast=False), settings)
+    found = Agreement(engine, weighted)._teachers
+    pairs, first = np.triu_indices(150, 1), weighted.factors[0].take(np.arange(150))
+    expected = 0.9 * (first @ first.T)[pairs] + 0.1 * (other @ other.T)[pairs]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_dev_sentences_are_not_cut_to_the_training_length(data, student_folder):
+    """And pairs with a score of just `positives_above` do not mean the same."""
+    texts = [*make_sentences(6, seed=2), " ".join(["red"] * 30), " ".join(["red"] * 60)]
+    gold = np.array([0.1, 0.5, 0.7, 0.9])
+    one = replace(data.dev[0], sentence1=texts[:4], sentence2=texts[4:], gold=gold)
+    settings = settings_of()
+    chosen = StudentSettings(model=str(student_folder), pooling="mean", max_length=8, device="cpu")
+    engine = PlainEngine(build_student(chosen, settings.objectives, 1, autocast=False), settings)
+    dev = DevSets(engine, replace(data, dev=[one]), positives_above=0.5)
+    (score,) = dev.scores().values()
+    settings = EncoderSettings(model=str(student_folder), pooling="mean", max_length=64)
+    encode = load_encoder(settings).encode_unit
+    cosines = (encode(texts[:4]) * encode(texts[4:])).sum(1)
+    assert score == pytest.approx(100 * spearmanr(cosines, gold).statistic, abs=1e-6)
+    squared = 2 - 2 * cosines[gold > 0.5]
+    assert dev.geometry["alignment/dev"] == pytest.approx(squared.mean(), abs=1e-4)
 
 
 def test_agreement_is_spearman_of_all_pairs_similarities(data, student_folder):

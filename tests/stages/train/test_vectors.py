@@ -21,7 +21,7 @@ from stages.train.settings import Objectives, TrainSettings
 from stages.train.stage import Teacher, Train
 from stages.train.student import build_student, save_encoder, widths_of
 from stages.train.student_settings import StudentSettings
-from stages.train.vectors import VectorRegressor, principal_projection
+from stages.train.vectors import NUM_SAMPLED, VectorRegressor, _spread, principal_projection
 from stages.train.views import TrainingData, view_names
 from tests.support.data import token_rows
 from tests.support.models import make_sentences
@@ -309,3 +309,37 @@ def test_a_student_comes_nearer_to_its_teacher(student_folder, tmp_path, teacher
     after = built.auxiliary["vector_regression"].projections[0].weight
     assert not torch.equal(before, after)
     assert not [name for name in result.weights if "projection" in name]
+
+
+def test_of_two_views_the_first_learns_the_vectors(teacher):
+    factors = torch.from_numpy(teacher(WIDTH).take(np.arange(4)))
+    module = VectorRegressor(Encoder(), [(teacher(WIDTH), 1.0)], VectorRegression(), [WIDTH])
+    ids = torch.zeros(8, 1)
+    batch = AuxiliaryInput(ids, ids, 2, factors=[factors])
+    total, count = module(Encoder(), batch, torch.cat([factors, factors.flip(0)]))
+    assert int(count) == 4 and float(total) == pytest.approx(0, abs=1e-5)
+
+
+def test_projections_are_in_float32_under_autocast(teacher):
+    wider = teacher(48)
+    factors = torch.from_numpy(wider.take(np.arange(4)))
+    module = VectorRegressor(Encoder(), [(wider, 1.0)], VectorRegression(), [WIDTH])
+    u = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(1))
+    batch = AuxiliaryInput(u, u, 1, factors=[factors])
+    expected = float(module(Encoder(), batch, u)[0])
+    with torch.autocast("cpu", torch.bfloat16):
+        assert float(module(Encoder(), batch, u)[0]) == pytest.approx(expected, rel=1e-6)
+
+
+def test_without_projection_an_encoder_that_may_be_cut_is_as_it_was(student_folder, teacher):
+    settings = StudentSettings(
+        model=str(student_folder), pooling="mean", head="none", dimensions=[8], device="cpu"
+    )
+    objectives = Objectives.model_validate({"vector_regression": {"projection": "none"}})
+    student = build_student(settings, objectives, 0, False, teachers=[(teacher(WIDTH), 1.0)])
+    assert not len(student.encoder.dense) and not list(student.auxiliary.parameters())
+
+
+def test_directions_are_learned_from_rows_of_the_whole_corpus():
+    rows = _spread(10**6)
+    assert len(rows) == NUM_SAMPLED and (rows[0], rows[-1]) == (0, 10**6 - 1)

@@ -208,3 +208,16 @@ def test_a_model_that_computes_something_else_is_refused(whole, cut, tmp_path):
 def test_what_is_kept_is_in_the_order_of_the_whole(cut):
     _, kept, _ = cut
     assert kept.dtype == np.int32 and (np.diff(kept) > 0).all()
+
+
+def test_all_blocks_and_all_shards_are_counted(whole, tmp_path, monkeypatch):
+    count = cutting.Counter(whole)
+    ids, counts = count(TEXTS)
+    monkeypatch.setattr(cutting, "BLOCK", 7)
+    for once, in_blocks in zip((ids, counts), count(TEXTS), strict=True):
+        np.testing.assert_array_equal(once, in_blocks)
+    shards = [OneShard(tmp_path / name) for name in "ab"]
+    for shard, ids, counts in zip(shards, ([1, 2], [2]), ([3, 4], [5]), strict=True):
+        np.save(shard.shard_path(0, "ids.npy"), ids)
+        np.save(shard.shard_path(0, "counts.npy"), counts)
+    assert cutting._added_up(shards, 4).tolist() == [0, 3, 9, 0]
