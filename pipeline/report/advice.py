@@ -265,7 +265,8 @@ def _evidence(plan: Plan, node: Node, results: Results, history: list[dict[str, 
     limit, num_rows = recipe.sentences.limit, root.num_rows if root else 0
     regression = recipe.train.objectives.vector_regression
     cosine = None
-    if regression is not None and regression.distance == "cosine":
+    alone = len(recipe.teachers) == 1 and not recipe.student.dimensions  # else a mean over several
+    if regression is not None and regression.distance == "cosine" and alone:
         end = history[-max(1, len(history) // 3) :]
         cosine = 1 - statistics.fmean(row["vector_regression"] for row in end)
     student, teacher = _compared(results)

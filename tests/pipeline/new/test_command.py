@@ -13,10 +13,11 @@ import pytest
 import yaml
 
 from pipeline.cli import main
-from pipeline.new import command, fit, models
+from pipeline.new import command, fit, models, speed
 from pipeline.new.speed import StudentSpeed, TeacherSpeed
 from pipeline.recipe.read import load_recipe
 from stages.errors import UserError
+from stages.recipe import TeacherSettings
 from stages.text import clock
 from tests.support.models import make_model, make_sentences
 
@@ -39,8 +40,8 @@ def folder(tmp_path, monkeypatch, capsys):
 @pytest.fixture
 def quick(monkeypatch):
     """Speeds that do not depend on the machine; tests/test_new.py measures them."""
-    speed = TeacherSpeed(seconds=0.002, single=0.003, load=1.0, precision="bfloat16", gain=1.5)
-    monkeypatch.setattr(fit, "measure_teacher", lambda *_: speed)
+    teacher = TeacherSpeed(seconds=0.002, single=0.003, load=1.0, precision="bfloat16", gain=1.5)
+    monkeypatch.setattr(fit, "measure_teacher", lambda *_: teacher)
     monkeypatch.setattr(fit, "measure_student", lambda *_: StudentSpeed(step=0.1, load=0.5))
 
 
@@ -352,3 +353,38 @@ def test_what_needs_no_torch_does_not_import_it(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "--layers 99: give auto, or a number from 0 to 6" in done.stderr
+
+
+def test_what_a_text_needs_is_in_its_recipe(folder, quick, teacher_folder, capsys):
+    """A log file of long lines, one of them not UTF-8."""
+    sentences = make_sentences(400)
+    lines = [" ".join(sentences[n : n + 60]) for n in range(0, 300, 5)]
+    (folder / "t.log").write_bytes("\n".join(lines).encode() + b"\ncaf\xe9 in the house\n")
+    words = ["t.log", "--teacher", str(teacher_folder), "--minutes", "1.5"]
+    assert main(["new", *words]) == 0
+    recipe = yaml.safe_load((folder / "t.yaml").read_text())
+    found = recipe["sentences"]
+    assert (found["source"], found["invalid_utf8"]) == ("text", "reject")
+    assert (found["split_sentences"], found["language"]) == (True, "en")
+    assert recipe["teachers"][0]["precision"] == recipe["train"]["precision"] == "bfloat16"
+    train = recipe["train"]  # too short for a curve of a point every ten steps
+    assert train["max_steps"] < 400 and train["log_every_steps"] == train["max_steps"] // 40
+    assert "not UTF-8 and will be left out" in capsys.readouterr().out
+
+
+def test_bfloat16_is_chosen_where_it_is_faster(teacher_folder, monkeypatch):
+    texts = make_sentences(8)
+    teacher = TeacherSettings(name="t", model=str(teacher_folder), pooling="mean", max_length=16)
+    for taken, chosen in (((2.0, 1.0), "bfloat16"), ((1.0, 2.0), "float32")):
+        seconds = dict(zip(("float32", "bfloat16"), taken, strict=True))
+        monkeypatch.setattr(speed, "_in_turn", lambda *_, seconds=seconds: seconds)
+        found = speed.measure_teacher(teacher, texts)
+        assert (found.precision, found.gain) == (chosen, taken[0] / taken[1])
+        assert (found.seconds, found.single) == (min(taken), taken[0])
+
+
+def test_a_teacher_reads_longer_texts_than_its_student(teacher_folder):
+    """All but one in a hundred whole, and all but five."""
+    texts = ["red"] * 96 + [" ".join(["red"] * 40)] * 4
+    found = speed.measure_lengths(models.read_teacher(str(teacher_folder)), texts, None)
+    assert found.teacher > found.student == 16

@@ -3,10 +3,11 @@
 import math
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from pipeline.report.advice import Evidence, _compared, _layers, advice, trend
+from pipeline.report.advice import Evidence, _compared, _evidence, _layers, advice, trend
 from pipeline.report.figures import Results
 from stages.contract import EncoderLabel, Figure, Measurement
 
@@ -184,3 +185,50 @@ def test_patience_is_no_answer_where_dev_fell_for_long():
         for n, score in enumerate([50, 60, 59, 57, 54, 50, 46, 40], start=1)
     ]
     assert advice(evidence(history)).startswith("Next: not longer. Dev was best at step 200 (60")
+
+
+def test_what_a_training_says_of_itself(tmp_path, monkeypatch):
+    """The cosine is that of whole vectors to one teacher's; held-out sentences are not seen."""
+    regression = SimpleNamespace(distance="cosine")
+    recipe = SimpleNamespace(
+        sentences=SimpleNamespace(limit=300), perturb=[], holdout=30,
+        teachers=[SimpleNamespace(name="t", model="m")],
+        student=SimpleNamespace(model="m", dimensions=[]),
+        train=SimpleNamespace(
+            objectives=SimpleNamespace(vector_regression=regression), batch_size=16
+        ),
+    )  # fmt: skip
+    rows = SimpleNamespace(num_rows=300)
+    plan = SimpleNamespace(
+        recipe=recipe, store=SimpleNamespace(manifest=lambda folder: rows), folders={"s": ""},
+        graph={},
+    )  # fmt: skip
+    monkeypatch.setattr("pipeline.report.advice.rows_root", lambda *_: "s")
+    history = [{"step": step, "vector_regression": 0.1} for step in range(9)]
+
+    def found():
+        return _evidence(plan, None, Results([], [], {}), history)
+
+    assert found().cosine == pytest.approx(0.9)
+    assert (found().num_sentences, found().more_sentences) == (270, True)
+    rows.num_rows = 290  # fewer than asked for: there are no more
+    assert not found().more_sentences
+    recipe.student.dimensions = [8]
+    assert found().cosine is None
+    recipe.student.dimensions, recipe.teachers = [], [*recipe.teachers, *recipe.teachers]
+    assert found().cosine is None
+    recipe.teachers = recipe.teachers[:1]
+    regression.distance = "mse"
+    assert found().cosine is None
+
+
+def test_where_advice_changes():
+    """A best score late in training, a student at 96% of its teacher, text seen one and a half
+    times."""
+    late = [(step, 85 - abs(step - 480) / 60) for step in range(50, 601, 50)]
+    rows = [{"step": step, "loss": flat(step), "dev_spearman": score} for step, score in late]
+    assert "not longer" not in advice(evidence(rows))
+    one = evidence(curve(flat), layers=(3, 6), student=86.4, teacher=90.0)
+    assert "more layers than 3 of 6" in advice(one)
+    once_and_a_half = advice(evidence(curve(falling), num_sentences=600 * 64 * 2 // 3))
+    assert "sentences were seen 1.5 times each" in once_and_a_half

@@ -1,6 +1,7 @@
 """What a storage root tells of its runs and searches."""
 
 import json
+import math
 import os
 import re
 import signal
@@ -17,8 +18,9 @@ from pipeline.run.runner import run
 from pipeline.store.leases import Leases, run_lease
 from pipeline.upkeep.clearing import clear
 from pipeline.upkeep.status import log_lines, status
-from stages.errors import Stopped, UserError
+from stages.errors import Stopped, StorageError, UserError
 from stages.files import Root
+from stages.variables import FILLED_IN
 
 OLD = time.time() - 7200
 
@@ -199,3 +201,26 @@ def test_a_run_of_another_process_is_running_until_it_is_killed(storage):
         os.utime(path, (OLD, OLD))
     assert f"leases/{run_lease(record)}  of a run that was killed" in clear(storage.root, [], True)
     assert not file.exists() and states(storage)[0][1] == "killed"
+
+
+def test_what_a_log_holds(tmp_path, monkeypatch):
+    """JSON, also where a loss is no number; no secret; and the run goes on without it."""
+    monkeypatch.setitem(FILLED_IN, "GATEWAY_TOKEN", "correct-horse")
+    warned = []
+    log = RunLog(Root(str(tmp_path)), "log", warned.append)
+    log.add("train", "said", "sent correct-horse", {"loss": math.nan, "step": 1.0})
+    log.write()
+    (file,) = (tmp_path / "log").iterdir()
+    row = json.loads(file.read_text(), parse_constant=pytest.fail)
+    assert row["figures"] == {"loss": None, "step": 1.0}
+    assert row["text"] == "sent ${GATEWAY_TOKEN}"
+    monkeypatch.setattr("pipeline.run.log.SECONDS_BETWEEN_FILES", -1.0)
+    assert log.is_due
+
+    def full(*_):
+        raise StorageError("the disk is full")
+
+    monkeypatch.setattr(Root, "write", full)
+    log.add("train", "said", "more", {})
+    log.write()
+    assert warned == ["warning: the run's log lacks lines: the disk is full"]

@@ -352,3 +352,9 @@ def test_a_killed_run_continues_and_pays_nothing_twice(
     sentray("run", file, "--only", "endpoint")
     assert set(server.answered) == set(sentences) and set(server.answered.values()) == {1}
     assert before.items() <= made(recipe["storage"]).items()
+
+
+def test_two_nodes_that_ask_one_model_take_turns():
+    """So the second one finds what the first one has paid for."""
+    settings = settings_of(base_url="http://127.0.0.1:9/v1")
+    assert AskedVectors(settings, "teachers[0].endpoint").resources().exclusive == "embeddings m"
