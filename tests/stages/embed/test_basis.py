@@ -272,18 +272,28 @@ def test_a_budget_counts_the_sample_too(recipe_of, serve, monkeypatch):
     assert len(server.bodies) == 7
 
 
+def narrower(answer):
+    return answer | {"data": [row | {"embedding": [0.5] * 6} for row in answer["data"]]}
+
+
 def test_another_width_behind_the_name_is_noticed(recipe_of, serve, tmp_path, monkeypatch):
     small_sample(monkeypatch)
-
-    def narrower(answer):
-        return answer | {"data": [row | {"embedding": [0.5] * 6} for row in answer["data"]]}
-
     server = serve(lambda texts, nth, total: Reply(change=narrower if total > 4 else None))
     recipe = recipe_of(far(server))
     make_here(recipe, "basis:far")
     shutil.rmtree(tmp_path / "runs" / "embeddings")  # the basis itself says how wide they were
     with pytest.raises(UserError, match="gives vectors of 6 dimensions, after some of 8"):
         make_here(recipe, "endpoint:far")
+
+
+def test_another_width_after_some_shards_are_finished_is_noticed(recipe_of, serve):
+    """Also where no answer of a shard that is missing is in the journal."""
+    server = serve(lambda texts, nth, total: Reply(change=narrower if total > 4 else None))
+    one_at_a_time = {"concurrency": 1, "batch_size": 25}
+    for budget, message in ({"max_requests": 4}, "max_requests is reached"), ({}, "of 6 .* of 8"):
+        teacher = far(server, endpoint=one_at_a_time | {"budget": budget}, factor_width=None)
+        with pytest.raises(UserError, match=message):
+            make_here(recipe_of(teacher), "endpoint:far")
 
 
 NOTHING_SAVED = r"teachers\[0\].factor_width is {}, but the vectors of teacher '{}' have {} dim"
