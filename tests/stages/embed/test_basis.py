@@ -293,7 +293,7 @@ def test_another_width_after_some_shards_are_finished_is_noticed(recipe_of, serv
     for budget, message in ({"max_requests": 4}, "max_requests is reached"), ({}, "of 6 .* of 8"):
         teacher = far(server, endpoint=one_at_a_time | {"budget": budget}, factor_width=None)
         with pytest.raises(UserError, match=message):
-            make_here(recipe_of(teacher), "endpoint:far")
+            make_here(recipe_of(teacher, "sentences.rows_per_shard=50"), "endpoint:far")
 
 
 NOTHING_SAVED = r"teachers\[0\].factor_width is {}, but the vectors of teacher '{}' have {} dim"
