@@ -45,7 +45,7 @@ def describe_path(path: str, setting: str, deep: bool = False) -> dict[str, Any]
     if not place.is_file():
         shown = masked_uri(path) if "://" in path else place
         raise UserError(f"{setting}: there is no file or folder {shown}")
-    kind = [suffix for suffix in place.suffixes if suffix != ".gz"][-1:]
+    kind = [suffix for suffix in place.suffixes if suffix.lower() != ".gz"][-1:]
     return {"sha256": digest(place), "kind": "".join(kind)}
 
 

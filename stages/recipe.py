@@ -377,9 +377,6 @@ class Recipe(Extensible):
             found.append("train.rewritten_view has no effect: there are no rewrites (`perturb`)")
         if not objectives.needs_teacher and any(t.factor_width for t in self.teachers):
             found.append("factor_width has no effect: no objective reads a teacher's vectors")
-        timed = self.evaluate.speed and "speed" in self.evaluate.model_fields_set
-        if timed and not any(teacher.is_encoder for teacher in self.teachers):
-            found.append("evaluate.speed has no effect: there is no teacher to compare with")
         ranks = self.ranks
         if (
             ranks

@@ -169,10 +169,11 @@ def test_a_model_on_the_clusters_gpus_shares_journal_and_filters(
     monkeypatch.setattr(rewriting_stage, "find_spec", lambda name: name)  # as if it were installed
     with monkeypatch.context() as patch:
         patch.setattr(vllm, "processor", stand_in)
-        sentray("run", file, "--only", "perturb")
+        said = sentray("run", file, "--only", "perturb")
+        assert said.count("vLLM failed at a sentence: too long") == 1
         _, stats = perturbed(recipe["storage"], "chat")
         assert stats["rewrites"] == 298
-        assert stats["rejected"] == {"failed: too long": 2}
+        assert stats["rejected"] == {"failed: vLLM": 2}
         assert len(list(asked.iterdir())) == 300
         # made again: only what was never answered is asked
         for one in asked.iterdir():

@@ -117,10 +117,10 @@ def find_source(path: str, chosen: Mapping[str, str]) -> Source:
         raise UserError(str(error).removeprefix("text: ")) from None
     first, kind = files[0], _kind(files[0])[0]
     for file in files:
-        if (other := _kind(file)[0]) != kind:
+        if "text" in {kind, other := _kind(file)[0]} and kind != other:
             raise UserError(
-                f"{path}: {first.name} is read as {kind} and {file.name} as {other}; put the files "
-                "of one kind into a folder of their own, or name one"
+                f"{path}: {first.name} is read as {kind} and {file.name} as {other}; put text and "
+                "tables into folders of their own, or name a file"
             )
     told = all(_kind(file)[1] for file in files)
     if kind != "parquet":
@@ -245,7 +245,7 @@ def _check_text(file: Path, told: bool) -> None:
         raise UserError(
             f"{file}: a binary file, or text in UTF-16; give UTF-8 text, CSV, TSV, JSONL or Parquet"
         )
-    if not told and (".json" in file.suffixes or _is_json(start.partition(b"\n")[0])):
+    if not told and (suffix_of(file) == ".json" or _is_json(start.partition(b"\n")[0])):
         raise UserError(
             f"{file}: JSON, of which the lines are no sentences; JSON lines (an object a line) are "
             "read where the name ends in .jsonl"

@@ -203,11 +203,13 @@ def _read_rows(path: Path) -> list[Row]:
                 raise ValueError("every line must be a JSON object")
             return rows
         reader = csv.DictReader(file, **dialect(tab=suffix != ".csv"))
-        names = list(reader.fieldnames or [])
-        twice = [name for name in names if names.count(name) > 1]
-        if twice:
-            raise ValueError(f"the column '{twice[0]}' is there twice")
-        rows = list(reader)
+        try:
+            names, rows = list(reader.fieldnames or []), list(reader)
+        except csv.Error as error:
+            raise csv.Error(f"line {reader.reader.line_num}: {error}") from None
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ValueError(f"the column '{twice[0]}' is there twice")
     for number, row in enumerate(rows, start=1):
         if None in row:
             raise ValueError(f"row {number}: there are more cells than the header has names")

@@ -70,7 +70,7 @@ def rewritten_offline(
             ref = int(row["shard"]), int(row["place"])
             if error := row.get("__inference_error__"):
                 if not failed:
-                    said = shortened(hide_values(str(error)))
+                    said = shortened(" ".join(hide_values(str(error)).split()))
                     work.say(f"vLLM failed at a sentence: {said}", important=True)
                 failed = True
                 yield ref, Outcome("", reason="failed: vLLM")

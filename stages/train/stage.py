@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stages.contract import Artifact, Fingerprinted, Resources, Stage, Work, Workers
-from stages.encoder.config import local_folder, num_layers
+from stages.encoder.config import is_on_hub, local_folder, num_layers
 from stages.encoder.files import read_json
 from stages.encoder.source import EncoderSource
 from stages.errors import UserError
@@ -220,5 +220,6 @@ def plan(graph: Graph) -> None:
 def _is_longformer(student: StudentSettings) -> bool:
     """By what its folder says, wherever that lies; a hub model is judged before it is read."""
     folder = local_folder(student)
-    kind = read_json(folder / "config.json").get("model_type", "") if folder else student.model
-    return "longformer" in kind.lower()
+    if folder is None:
+        return is_on_hub(student) and "longformer" in student.model.lower()
+    return read_json(folder / "config.json").get("model_type") == "longformer"

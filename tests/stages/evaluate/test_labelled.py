@@ -387,7 +387,7 @@ def test_labels_of_json_and_a_split_that_is_not_there(tmp_path):
         ClusteringTest(name="x", path=file).load()
     # else the first row of one long cell
     file = write(tmp_path / "q.csv", ["text,label", '"An open quote,1', *["A text.,1"] * 9])
-    with pytest.raises(UserError, match=r"cannot be read \(unexpected end.*quotation mark"):
+    with pytest.raises(UserError, match=r"read \(line 11: unexpected end.*quotation mark"):
         ClusteringTest(name="x", path=file).load()
     file = write(tmp_path / "UPPER.CSV", ["text,label", "a,1", "b,1", "c,2"])
     assert ClusteringTest(name="x", path=file).load().texts

@@ -205,6 +205,7 @@ def test_a_training_is_the_same_wherever_its_model_lies(student_folder, tmp_path
         return Train(EncoderSource(student), settings, 100).identity({})
 
     assert identity(tmp_path / "longformer-notes") == identity(tmp_path / "other")
+    assert identity(tmp_path / "none", model_type=None)
     assert identity(tmp_path / "kind", model_type="longformer")["student.longformer"] == 2
 
 
