@@ -66,7 +66,7 @@ class TrialActor(Trainable):
         except Exception as error:
             reason = (str(error).splitlines() or [""])[0]
             reason = f"{type(error).__name__}: {reason} (its traceback is with the trial)"
-            return self._failed(reason, retryable=True) | {"trace": traceback.format_exc()}
+            return self._failed(reason, retryable=True, trace=traceback.format_exc())
 
     def _next_result(self) -> dict[str, Any]:
         if self._rows is None:
@@ -127,9 +127,10 @@ class TrialActor(Trainable):
         self._free_since = time.time()
         return result
 
-    def _failed(self, reason: str, retryable: bool) -> dict[str, Any]:
+    def _failed(self, reason: str, retryable: bool, trace: str = "") -> dict[str, Any]:
         step = self._training.progress.step if self._training is not None else 0
-        result = self._over({"step": step, "reason": reason, "retryable": retryable})
+        failure = {"reason": reason, "retryable": retryable, "trace": trace}
+        result = self._over({"step": step} | failure)
         self.cleanup()
         return result
 

@@ -336,8 +336,8 @@ class QueueReports(Reports):
             assert result is not None, "a finished trial has published its result"
             facts = measured(result, assignment.metric)
         elif "reason" in last:
-            found = {name: last[name] for name in ("reason", "retryable", "trace") if name in last}
-            facts = {"status": "failed"} | found
+            facts = {name: last[name] for name in ("reason", "retryable", "trace")}
+            facts["status"] = "failed"
         else:
             score = curve[-1][2] if curve else None
             facts = {"status": "stopped", "score": score, "curve": curve}

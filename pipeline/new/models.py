@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from stages.encoder.config import described_in, num_layers, num_positions, read_json, state_width
+from stages.encoder.config import described_in, num_layers, num_positions, state_width
+from stages.encoder.files import read_json
 from stages.encoder.modules import read_pipeline
 from stages.encoder.settings import PACKAGE_PREFIX, EncoderSettings
 from stages.errors import UserError

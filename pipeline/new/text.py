@@ -5,7 +5,6 @@ hash for each of the first HASHED records that could be a sentence (100 MB).
 """
 
 import difflib
-import gzip
 import json
 import random
 import statistics
@@ -22,6 +21,7 @@ from stages.sentences.sources import (
     Table,
     input_files,
     kind_of,
+    open_bytes,
     read_table,
     suffix_of,
     text_columns,
@@ -115,14 +115,15 @@ def find_source(path: str, chosen: Mapping[str, str]) -> Source:
         files = input_files(path, "text")
     except UserError as error:
         raise UserError(str(error).removeprefix("text: ")) from None
-    first, kind = files[0], _kind(files[0])[0]
-    for file in files:
-        if "text" in {kind, other := _kind(file)[0]} and kind != other:
+    first, kinds = files[0], [_kind(file) for file in files]
+    kind = kinds[0][0]
+    for file, (other, _) in zip(files, kinds, strict=True):
+        if kind != other and "text" in (kind, other):
             raise UserError(
                 f"{path}: {first.name} is read as {kind} and {file.name} as {other}; put text and "
                 "tables into folders of their own, or name a file"
             )
-    told = all(_kind(file)[1] for file in files)
+    told = all(is_told for _, is_told in kinds)
     if kind != "parquet":
         _check_text(first, told)
     columns = text_columns(first, kind)
@@ -237,7 +238,7 @@ def _kind(file: Path) -> tuple[SourceKind, bool]:
 def _check_text(file: Path, told: bool) -> None:
     """Refuses what is no text at all, and JSON by another name, before a line of it is read."""
     try:
-        with gzip.open(file) if file.suffix.lower() == ".gz" else file.open("rb") as stream:
+        with open_bytes(file) as stream:
             start = stream.read(1 << 16)
     except (OSError, EOFError) as error:
         raise UserError(f"{file}: cannot be read ({error})") from None

@@ -123,11 +123,13 @@ def read_modules(folder: Path) -> list[dict[str, Any]]:
     """
     file = folder / "modules.json"
     found = _json(file) if file.is_file() else []
-    modules = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
-    whole = [all(isinstance(one.get(key), str) for key in ("type", "path")) for one in modules]
-    if not isinstance(found, list) or len(modules) < len(found) or not all(whole):
+    if not isinstance(found, list) or not all(map(_is_module, found)):
         raise UserError(f"{file}: not readable, as it holds no list of modules with type and path")
-    return modules
+    return found
+
+
+def _is_module(one: Any) -> bool:
+    return isinstance(one, dict) and all(isinstance(one.get(key), str) for key in ("type", "path"))
 
 
 def _json(file: Path) -> Any:

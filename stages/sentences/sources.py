@@ -192,12 +192,13 @@ def kind_of(file: Path, setting: str) -> str:
     return kind
 
 
-def _open(file: Path) -> IO[bytes]:
+def open_bytes(file: Path) -> IO[bytes]:
+    """The file as it is, or what a gzip file holds."""
     return gzip.open(file) if file.suffix.lower() == ".gz" else file.open("rb")  # type: ignore[return-value]
 
 
 def _lines(file: Path, table: Table) -> Iterator[tuple[int, Record]]:
-    with _open(file) as stream:
+    with open_bytes(file) as stream:
         number = 0
         while raw := stream.readline(MAX_LINE_BYTES):
             number += 1

@@ -90,7 +90,7 @@ def test_what_the_storage_did_is_tried_again(make_search, error, retryable, monk
     assert failed["seconds"] > 0 and failed["overhead_seconds"] > 0
     assert failed["done"] and failed["retryable"] is retryable and str(error) in failed["reason"]
     traced = not isinstance(error, UserError)  # what nobody foresaw
-    assert ("raise error" in failed.get("trace", "")) == traced
+    assert ("raise error" in failed["trace"]) == traced
 
 
 def test_a_population_makes_no_change_that_the_recipe_refuses(make_search):
