@@ -40,7 +40,7 @@ def folder(tmp_path, monkeypatch, capsys):
 @pytest.fixture
 def quick(monkeypatch):
     """Speeds that do not depend on the machine; tests/test_new.py measures them."""
-    teacher = TeacherSpeed(seconds=0.002, single=0.003, load=1.0, precision="bfloat16", gain=1.5)
+    teacher = TeacherSpeed(seconds=0.002, single=0.008, load=1.0, precision="bfloat16", gain=1.5)
     monkeypatch.setattr(fit, "measure_teacher", lambda *_: teacher)
     monkeypatch.setattr(fit, "measure_student", lambda *_: StudentSpeed(step=0.1, load=0.5))
 
