@@ -15,7 +15,8 @@ training. Figures of the last step's student:
   error  of similarities that are over 0.5 under the teacher: root mean square x 100
 Prints mean and standard deviation over the seeds, and the difference to the method with random
 batches, which is always made. Trainings run in --processes of one thread each, on the GPU where
-there is one; on a CPU 120 steps take one to four minutes. What is in --kept is not done again.
+there is one; on a CPU 120 steps take one to four minutes. What is in --kept is not done again, so
+the table can be made in parts; the file that is there by default holds what docs/ shows.
 """
 
 import argparse
@@ -190,7 +191,7 @@ def main() -> None:
     parser.add_argument("--layers", nargs="+", default=["[0, 2, 5]"])
     parser.add_argument("--limit", type=int, default=100_000, help="sentences")
     parser.add_argument("--storage", default="runs")
-    parser.add_argument("--kept", type=Path, default="runs/neighbour-batches.jsonl")
+    parser.add_argument("--kept", type=Path, default="benchmarks/neighbour_batches.jsonl")
     parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()
     shared = [
