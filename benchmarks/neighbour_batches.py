@@ -16,7 +16,8 @@ training. Figures of the last step's student:
 Prints mean and standard deviation over the seeds, and the difference to the method with random
 batches, which is always made. Trainings run in --processes of one thread each, on the GPU where
 there is one; on a CPU 120 steps take one to four minutes. What is in --kept is not done again, so
-the table can be made in parts; the file that is there by default holds what docs/ shows.
+the table can be made in parts; the file that is there by default holds trainings of layers 0, 1, 2
+and 0, 5, not all of them in docs/ yet.
 """
 
 import argparse
