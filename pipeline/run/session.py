@@ -33,19 +33,21 @@ def ray_session(
 ) -> Iterator[None]:
     """Joins the cluster at `address` (or the job's own), else starts Ray on this machine.
 
-    Within a session another one is the same. Ray that was started is ended; a cluster that was
-    joined is left by the end of the process (`stopping.end_process`), or by `ray.shutdown`.
+    Within a session another one is the same, and may not be of another cluster. Ray that was
+    started is ended; a cluster that was joined is left by the end of the process
+    (`stopping.end_process`), or by `ray.shutdown`.
 
     Args:
         out: told where Ray's dashboard is, where there is one.
 
     Raises:
-        UserError: nothing answers at `address`.
+        UserError: nothing answers at `address`, or this process is in a session elsewhere.
     """
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # read when Ray is imported
     import ray
 
     if ray.is_initialized():
+        _check_same(address or "")
         yield
         return
     environment: dict[str, Any] = {
@@ -126,16 +128,43 @@ def _address_of(interface: str) -> str:
 
 def _check_reachable(address: str) -> None:
     """Raises UserError within seconds where `ray.init` would try for minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdigit():
+    host, port = _host_and_port(address)
+    if not host:
         return
     try:
-        socket.create_connection((host, int(port)), timeout=10).close()
+        socket.create_connection((host, port), timeout=10).close()
     except OSError as error:
         raise UserError(
             f"--address {address}: no Ray cluster can be joined there ({error}). Check the address "
             "and that the cluster runs."
         ) from None
+
+
+def _check_same(address: str) -> None:
+    """Raises UserError where this process is in a session of another cluster than it is to use."""
+    import ray
+
+    host, port = _host_and_port(address)
+    if not host or address.startswith("ray://"):  # a proxy, which knows its cluster by itself
+        return
+    try:
+        number = socket.gethostbyname(host)
+    except OSError:
+        number = host
+    if number.startswith("127."):
+        number = ray.util.get_node_ip_address()
+    joined = ray.get_runtime_context().gcs_address
+    if f"{number}:{port}" != joined:
+        raise UserError(
+            f"--address {address}: this process is in a Ray session of {joined} already. End that "
+            "first (ray.shutdown()), or use its address."
+        )
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    """("", 0) for what has none, such as `auto`."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    return (host, int(port)) if host and port.isdigit() else ("", 0)
 
 
 @contextmanager

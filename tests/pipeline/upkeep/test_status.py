@@ -99,7 +99,7 @@ def test_how_searches_ended(storage):
 
 def test_a_run_that_found_no_cluster_has_failed(storage):
     plan, _ = storage.run("one", only=["sentences"])
-    with pytest.raises(UserError, match="127.0.0.1:1"):
+    with pytest.raises(UserError, match="127.0.0.1:1"):  # with a session open too, as in the suite
         run(plan.recipe, address="127.0.0.1:1")
     ((_, state, told),) = states(storage)
     assert state == "failed" and "127.0.0.1:1" in told
