@@ -41,7 +41,10 @@ def submit(package: Package, server: JobServer, out: Out) -> str:
             out(f"{job.submission_id} is {job.status.lower()} already, {since(job)}")
             return str(job.submission_id)
     check_ray(server)
-    job_id = f"{package.name}-{digest[:8]}" + (f"-{len(same) + 1}" if same else "")
+    first = f"{package.name}-{digest[:8]}"
+    # of a job that was deleted, the number is taken still
+    last = max((_number(str(job.submission_id), first) for job in same), default=0)
+    job_id = f"{first}-{last + 1}" if same else first
     for setting in package.elsewhere:
         out(f"on the cluster: {setting}")
     metadata = {
@@ -56,15 +59,21 @@ def submit(package: Package, server: JobServer, out: Out) -> str:
         taken = server.job(job_id)
         if taken is None:
             raise
-        if about(taken).get("digest") != digest:
+        if about(taken).get("digest") != digest or taken.status.is_terminal():
             raise UserError(
                 f"{server.cluster.address}: the submission id {job_id} is in use by another job "
-                f"({taken.entrypoint}); rename the recipe"
+                f"({taken.entrypoint}, {taken.status.lower()}); rename the recipe"
             ) from None
         # else the same was submitted a moment ago, by another process
     out(f"submitted {job_id}" + (f", which goes on after {same[0].submission_id}" if same else ""))
     out(f"{server.cluster.address}/#/jobs/{job_id}")
     return job_id
+
+
+def _number(job_id: str, first: str) -> int:
+    """Which submission of the same it is: `first` is 1, `first`-2 the second."""
+    said = job_id.removeprefix(f"{first}-")
+    return int(said) if said.isdigit() else 1
 
 
 def passed_variables(cluster: ClusterSettings) -> dict[str, str]:

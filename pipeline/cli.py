@@ -164,7 +164,7 @@ def _lines(path: str) -> list[str]:
     try:
         if path != "-" and Path(path).is_char_device():  # /dev/zero never ends
             raise UserError(f"{path}: is a device; name a text file, or - for standard input")
-        with sys.stdin if path == "-" else open(path, encoding="utf-8") as file:
+        with open(sys.stdin.fileno() if path == "-" else path, encoding="utf-8") as file:
             texts = [line.strip() for line in file]
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None

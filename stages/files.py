@@ -145,7 +145,13 @@ class Root:
     def list(self, folder: str) -> list[str]:
         """Names (not paths) of what lies directly in `folder`; empty when there is no folder."""
         selector = pafs.FileSelector(self.path(folder), allow_not_found=True)
-        found = self.asked(lambda: self.fs.get_file_info(selector))
+
+        def look() -> list[pafs.FileInfo]:
+            with suppress(NotADirectoryError):
+                return list(self.fs.get_file_info(selector))
+            return []
+
+        found = self.asked(look)
         return sorted(info.base_name for info in found if not half_written(info.base_name))
 
     def sizes(self, folder: str) -> dict[str, int]:
@@ -153,8 +159,8 @@ class Root:
         selector = pafs.FileSelector(self.path(folder), allow_not_found=True, recursive=True)
         found = self.asked(lambda: self.fs.get_file_info(selector))
         files = (info for info in found if info.type == pafs.FileType.File)
-        above = f"/{folder}/" if folder else f"{self.base}/"
-        return {info.path.rpartition(above)[2]: info.size for info in files}
+        above = f"{self.path(folder).rstrip('/')}/"
+        return {info.path.removeprefix(above): info.size for info in files}
 
     def names(self, folder: str) -> set[str]:
         """Paths of all files below `folder`, inside it; one listing. Much faster than `sizes` on a
@@ -162,7 +168,7 @@ class Root:
         if not self.is_local:
             return set(self.sizes(folder))
         found: set[str] = set()
-        base = self.path(folder)
+        base = self.path(folder).rstrip("/")
         for place, _, names in os.walk(base):
             inside = place[len(base) + 1 :]
             found.update(map(f"{inside}/".__add__, names) if inside else names)

@@ -344,16 +344,15 @@ class Recipe(Extensible):
         student = self.student
         rewritten = self.perturb and self.train.rewritten_view != "none"
         objectives = self.train.objectives
-        if not (student.views_differ or rewritten) and (
-            objectives.consistency or (student.is_static and objectives.infonce)
-        ):
+        if not (student.views_differ or rewritten):
             why = (
                 "student.layers: 0 has no dropout" if student.is_static else "student.dropout is 0"
             )
-            found.append(
-                f"{why}, so both views of a sentence are the same vector: "
-                "train.objectives.consistency is exactly 0, and infonce only spreads vectors apart"
-            )
+            then = ["train.objectives.consistency is exactly 0"] * bool(objectives.consistency)
+            then += ["infonce only spreads vectors apart"] * bool(objectives.infonce)
+            if then:
+                alike = "so both views of a sentence are the same vector"
+                found.append(f"{why}, {alike}: {', and '.join(then)}")
         if objectives.vector_regression and student.head != "none":
             found.append(
                 f"student.head: {student.head} is between the student and its teachers' vectors "

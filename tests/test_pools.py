@@ -173,9 +173,9 @@ def test_a_run_stays_in_its_pool(sentray, tiny_recipe, tmp_path, used):
 def test_trials_and_grouped_workers_stay_in_their_pool(
     sentray, tiny_recipe, tmp_path, inputs_made, used
 ):
-    whole = {"second": {"cpus": 1, "stages": {"train": {}}}}
+    whole = {"second": {"cpus": 1, "stages": {"train": {"cpus": 0.5}}}}
     (tmp_path / "pools.yaml").write_text(yaml.safe_dump({"pools": whole}))
-    recipe = tiny_recipe("train.max_steps=4", "train.engine=deepspeed")
+    recipe = tiny_recipe("train.max_steps=4", "train.engine=deepspeed", "train.num_workers=2")
     sentray.wait_for_idle()
     used.clear()
     sentray(

@@ -155,7 +155,10 @@ class _Phases:
         if self._search.settings.scheduler == "population":
             self._population()
         else:
-            self._run(self._searcher(), self._search.seeds, "search")
+            searcher, trials = self._searcher(), self._search.settings.trials
+            if trials is not None and searcher.num_left() < trials:
+                self._out(f"trials: {trials:,}, but the space has only {searcher.num_left():,}")
+            self._run(searcher, self._search.seeds, "search")
 
     def _population(self) -> None:
         """Trains the members that have not ended; they go on from and with each other."""

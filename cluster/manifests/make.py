@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cluster.manifests.cron import checked_schedule
 from cluster.manifests.folder import Manifests
-from cluster.manifests.kuberay import kuberay
+from cluster.manifests.kuberay import RETRIES, kuberay
 from cluster.manifests.ray_up import ray_up
 from cluster.manifests.settings import KubeRaySettings, RayUpSettings, SlurmSettings
 from cluster.manifests.slurm import slurm
@@ -42,6 +42,15 @@ def make_manifests(
             f"cluster {given.cluster}: there are no `pools` in its file; name at least one kind of "
             "machine, as in `pools: {cpu: {cpus: 8, memory_gb: 32}}`"
         )
+    again = [option for option in chosen if option.startswith(("--from=", "--force="))]
+    if again and section == "slurm":
+        raise UserError(
+            f"manifest: {again[0]}: SLURM starts the same line again when its time is up, and each "
+            "start would make that stage again from nothing. Leave it out, and make the stage "
+            "again with `sentray run` or `sentray submit`"
+        )
+    if again and section == "kuberay":
+        out(f"warning: each start after a failure, {RETRIES} at most, begins {again[0]} again")
     if section == "kuberay":  # a ConfigMap has no room for Sentray; the image has it
         cluster = cluster.model_copy(update={"sentray": "installed"})
     package = pack(given.what, given.recipe, given.set, chosen, cluster)

@@ -1,7 +1,9 @@
 """Encoders tested without a recipe, in this process; what was measured is found again."""
 
 import re
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ from pipeline.report.differences import with_differences
 from pipeline.report.figures import Results, collect_from
 from pipeline.run.work import NodeWork
 from pipeline.store.artifacts import ArtifactStore
+from pipeline.store.leases import Leases, run_lease
+from pipeline.store.needs import needs_are_settled, write_needs
 from stages.contract import EncoderLabel
 from stages.encoder.config import described_in
 from stages.encoder.modules import Pipeline, read_pipeline
@@ -23,6 +27,7 @@ from stages.evaluate.stage import Evaluate, known_to_mteb
 from stages.fields import RECIPE_PREFIX
 
 Out = Callable[[str], None]
+NEEDED = "work/compared"  # folders of what commands at work need
 
 
 def evaluate_models(
@@ -63,18 +68,40 @@ def evaluate_models(
         raise UserError(f"{' '.join(models)}: one of them is there twice; name each once")
     folders = {name: store.folder(node.kind, node.title, node.fingerprint)
                for name, node in by_name.items()}  # fmt: skip
-    missing = [node for node in nodes if store.manifest(folders[node.name]) is None]
-    if missing:
-        store.check_writable()
-    for node in missing:
-        node.stage.check()
-    loaded: dict[str, Any] = {}
-    for node in missing:
-        work = NodeWork(node, storage, folders[node.name], {}, tell=_told(node, out))
-        if node.stage.shares not in loaded:
-            loaded = {node.stage.shares: node.stage.load(work)}  # one model is in memory
-        node.stage.make(work, loaded[node.stage.shares])
-    return with_differences(store, collect_from(store, by_name, folders))
+    if all(map(store.manifest, folders.values())):
+        return with_differences(store, collect_from(store, by_name, folders))
+    store.check_writable()
+    for node in nodes:
+        if store.manifest(folders[node.name]) is None:
+            node.stage.check()
+    with _needed(store, list(folders.values()), out):
+        loaded: dict[str, Any] = {}
+        for node in nodes:
+            if store.manifest(folders[node.name]) is not None:
+                continue
+            work = NodeWork(node, storage, folders[node.name], {}, tell=_told(node, out))
+            if node.stage.shares not in loaded:
+                loaded = {node.stage.shares: node.stage.load(work)}  # one model is in memory
+            node.stage.make(work, loaded[node.stage.shares])
+        return with_differences(store, collect_from(store, by_name, folders))
+
+
+@contextmanager
+def _needed(store: ArtifactStore, folders: list[str], out: Out) -> Iterator[None]:
+    """Within it `sentray gc` removes none of these artifacts, which no run may name."""
+    own = f"{NEEDED}/{uuid.uuid4().hex[:8]}"
+
+    def say(text: str, important: bool = False, figures: object = None) -> None:
+        out(text)
+
+    with Leases(store.root, out) as leases:
+        leases.hold(run_lease(own), lambda: "sentray evaluate")
+        with needs_are_settled(store.root, say):
+            write_needs(store.root, own, folders)
+        try:
+            yield
+        finally:
+            store.root.delete(own)
 
 
 def _encoder(model: str, store: ArtifactStore, pooling: str | None) -> EncoderSource[Any]:

@@ -158,6 +158,7 @@ def look(source: Source) -> Text:
     draw, sample = random.Random(0), list[str]()
     seen, paired = set[int](), set[int]()
     names = [*source.chosen.values()] or ["text"]
+    num_distinct = 0  # of lengths that are kept
     texts_of, kept_of, long_of = (dict.fromkeys(names, 0) for _ in range(3))
     num_records = num_invalid = num_kept = num_hashed = 0
     complete = True
@@ -183,8 +184,10 @@ def look(source: Source) -> Text:
             place = num_kept if num_kept < SAMPLE else draw.randrange(num_kept + 1)
             num_kept += 1
             if num_kept <= HASHED:
-                seen.add(hash(text))
                 num_hashed += 1
+                if hash(text) not in seen:
+                    seen.add(hash(text))
+                    num_distinct += shortest <= len(" ".join(text.split())) <= longest
             if place < SAMPLE:
                 sample[place : place + 1] = [text]
     if num_invalid > MOST_INVALID * num_records:
@@ -215,11 +218,12 @@ def look(source: Source) -> Text:
                 f"{source.path}: no text of {shortest} to {longest:,} characters in column "
                 f"'{name}' ({long_of[name]:,} are longer); name another, or cut its texts"
             )
-    distinct = len(seen) / num_hashed * num_kept
+    # of what is cut the lengths are known of the sample only
+    distinct = len(seen) * len(usable) / len(sample) if split else num_distinct
     num_held_out = int(HELD_OUT_SHARE * len(paired) / 2)
     if num_held_out < LEAST_HELD_OUT:
         num_held_out = 0
-    num_sentences = max(1, round(distinct * len(usable) / len(sample)) - 2 * num_held_out)
+    num_sentences = max(1, round(distinct / num_hashed * num_kept) - 2 * num_held_out)
     draw.shuffle(usable)
     return Text(
         source, num_records, num_sentences, num_held_out, complete, num_invalid, split,

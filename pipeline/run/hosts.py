@@ -288,7 +288,7 @@ def _group(
     from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    cores, gpus = int(where.cpus), where.gpus
+    cores, gpus = max(1, int(where.cpus)), where.gpus  # of threads: a share of a core may be asked
     trainer = TorchTrainer(
         _make_in_group,
         train_loop_config={
@@ -302,7 +302,7 @@ def _group(
         scaling_config=ScalingConfig(
             num_workers=workers.count,
             use_gpu=gpus > 0,
-            resources_per_worker={"CPU": cores} | ({"GPU": gpus} if gpus else {}),
+            resources_per_worker={"CPU": where.cpus} | ({"GPU": gpus} if gpus else {}),
             label_selector=where.labels or None,  # type: ignore[call-arg]  # of Train's version 2
         ),
         run_config=RunConfig(

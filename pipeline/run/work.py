@@ -253,6 +253,7 @@ class NodeWork:
             if row_wise:
                 say(f"{again}: begins again", important=True)
                 self.begin_again()
+                self.root.delete(self.scratch)  # last, as that is what tells that it is another
             else:
                 say(f"WARNING: {again}: goes on from its checkpoint with that", important=True)
         if of != now:

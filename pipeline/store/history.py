@@ -6,11 +6,14 @@ their settings) are written when a run starts, `results.json`, `report.html` and
 """
 
 import json
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from stages.files import Root, understood
+
+STAMP = re.compile(r"\d{8}T\d{12}")
 
 
 def start_record(
@@ -39,6 +42,11 @@ def start_record(
     return folder
 
 
+def stamps(root: Root, recipe_name: str) -> list[str]:
+    """When a recipe's runs began, as their folders are called; nothing else that lies there."""
+    return [one for one in root.list(f"history/{recipe_name}") if STAMP.fullmatch(one)]
+
+
 def newest_record(
     root: Root,
     recipe_name: str,
@@ -52,7 +60,7 @@ def newest_record(
         with_results: only a run that ended with results.
     """
     wanted = "results" if with_results or artifacts is not None else "run"
-    for stamp in reversed(root.list(f"history/{recipe_name}")):
+    for stamp in reversed(stamps(root, recipe_name)):
         folder = f"history/{recipe_name}/{stamp}"
         if not root.exists(f"{folder}/{wanted}.json"):
             continue
@@ -72,7 +80,7 @@ def artifacts_in_history(root: Root, known: dict[str, set[str]]) -> set[str]:
         known: what was read before, by run; what is new is added.
     """
     for name in root.list("history"):
-        for stamp in root.list(f"history/{name}"):
+        for stamp in stamps(root, name):
             run = f"history/{name}/{stamp}"
             if run not in known and root.exists(f"{run}/run.json"):
                 known[run] = set(folders_of(root, run).values())

@@ -80,11 +80,13 @@ class Watch:
         """Whether the holder is heard; asks the storage every tenth of the time or so.
 
         Raises:
-            StorageError: another has taken over.
+            StorageError: another has taken over, and may have ended since.
         """
         if now_awake() - self._looked > self._patience / 5:
             before = now_awake()  # an answer is as old as its question
-            _, raw = _newest(self._root, self._folder)
+            number, raw = _newest(self._root, self._folder)
+            if number == 0:  # given back: by us with our last worker gone, so by another
+                raise StorageError(f"another run had taken over {self._folder}, and has ended")
             holder = _read(raw)
             if holder is not None and holder.id != self._id:
                 raise StorageError(f"{holder.who} has taken over {self._folder}")

@@ -1,8 +1,10 @@
-"""What nobody may remove: what searches say that they need (of runs the history tells it), and the
-lease that keeps those who begin to need something apart from those who remove what nobody does.
+"""What nobody may remove: what searches and `sentray evaluate` say that they need (of runs the
+history tells it), and the lease that keeps those who begin to need something apart from those who
+remove what nobody does.
 
-    tune/<search>/needs.json    artifacts that it, and its trials, read
-    leases/needs/               held by `sentray gc`, and for a moment by a run that begins
+    tune/<search>/needs.json          artifacts that it, and its trials, read
+    work/compared/<id>/needs.json     those of a command, while it is at work
+    leases/needs/                     held by `sentray gc`, and for a moment by a run that begins
 """
 
 import json
@@ -33,7 +35,8 @@ def needs_are_settled(root: Root, say: Say) -> Iterator[Callable[[], bool]]:
 
 
 def write_needs(root: Root, folder: str, artifacts: Iterable[str]) -> None:
-    """Writes what a search needs, below its folder: what trials read, before any of them runs."""
+    """Writes what a search needs, below its folder: what trials read, before any of them runs. Or a
+    command that leaves no record."""
     root.write(f"{folder}/needs.json", json.dumps(sorted(artifacts), indent=1).encode())
 
 

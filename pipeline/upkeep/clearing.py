@@ -81,6 +81,8 @@ def garbage(storage: str, keep: Sequence[str] = ()) -> tuple[Contents, list[Garb
         key = key_of(folder)
         if folder.startswith("ray/"):
             over = not (held or running)
+        elif f"{SCRATCH}/{folder}" in running:  # what a `sentray evaluate` at work needs
+            over = False
         else:  # of what is needed and not made, a later run goes on with it
             over = key not in held and (key in made or key not in needed)
         if over:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from pipeline.run.log import SECONDS_BETWEEN_FILES
-from pipeline.store.history import newest_record
+from pipeline.store.history import newest_record, stamps
 from pipeline.store.leases import Seen, run_lease, seen_leases
-from pipeline.upkeep.contents import HISTORY, RUN, SEARCHES
+from pipeline.upkeep.contents import HISTORY, SEARCHES
 from stages.errors import UserError
 from stages.files import Root, masked_uri, understood
 from stages.plain import printable, shortened
@@ -46,21 +46,25 @@ def status(storage: str, name: str | None = None) -> str:
     if name is None:
         records = [record for one in known if (record := newest_record(root, one))]
     else:
-        records = [f"{HISTORY}/{name}/{stamp}" for stamp in root.list(f"{HISTORY}/{name}")]
-        records = [one for one in records if RUN.match(f"{one}/")][-MOST_RUNS:]
+        records = [f"{HISTORY}/{name}/{stamp}" for stamp in stamps(root, name)][-MOST_RUNS:]
     states = [run_state(root, record, held.get(run_lease(record))) for record in records]
     for folder in (f"{SEARCHES}/{one}" for one in searches):
         states.append(_search_state(root, folder, held.get(folder)))
     if not states:
         return f"no recipe has run in storage '{masked_uri(storage)}'"
     rows = [["run", "started", "state", ""]]
-    rows += [[one.name, one.started, one.state, shortened(one.told)] for one in states]
+    rows += [[one.name, one.started, one.state, _line(one.told)] for one in states]
     widths = [max(len(row[place]) for row in rows) for place in range(3)]
     lines = []
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
         lines.append("  ".join([*cells, row[3]]).rstrip())
     return "\n".join(lines)
+
+
+def _line(told: str) -> str:
+    """The first line of what may be an error of many."""
+    return printable(shortened(told.strip().partition("\n")[0]))
 
 
 def log_lines(storage: str, name: str) -> Iterator[str]:

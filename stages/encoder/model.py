@@ -226,9 +226,19 @@ def load_for_inference(settings: EncoderSettings) -> Encoder | PipelineEncoder:
 
 
 def pick_device(device: str) -> torch.device:
-    """The device that `device` names; auto takes a GPU when there is one."""
+    """The device that `device` names; auto takes a GPU when there is one.
+
+    Raises:
+        UserError: this process has no GPU, and is to use one.
+    """
+    there = torch.cuda.is_available()
     if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device("cuda" if there else "cpu")
+    if device == "cuda" and not there:
+        raise UserError(
+            "device: cuda, but this process has no GPU, or its torch none that it can use; set "
+            "device: auto"
+        )
     return torch.device(device)
 
 

@@ -114,7 +114,8 @@ class CorpusTest(Evaluation):
         for number, row in self._rows(setting, name):
             where = f"{self._where(setting)}, row {number}"
             known, text = _cell(row, ID, where), _cell(row, TEXT, where)
-            text = f"{_cell(row, (title,), where)} {text}".strip() if title in row else text
+            if title and title in row:  # "" is a column that pandas writes, the rows' numbers
+                text = f"{_cell(row, (title,), where)} {text}".strip()
             if not known:
                 raise UserError(f"{where}: the id is empty; give every text one")
             if known in seen:

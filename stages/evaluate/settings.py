@@ -24,6 +24,7 @@ from stages.settings import Extensible, added, execution
 TAKEN_NAMES = (
     "layers", "MB", "mean", "sentences/s", "transfer", "classification", "clustering", "pairs",
     "KCC", "NDCG", "MTEB", "agreement", "near pairs", "Kendall", "NDCG@10", "nearest 10", "nDCG@10",
+    "MRR@10", "R@1", "R@10", "alignment", "uniformity",
 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from stages.errors import UserError
 from stages.evaluate.base import Encode, Evaluation
 from stages.fields import Dataset, InputPath, Name
-from stages.kinds import Kinds
+from stages.kinds import Kinds, kind_of_each
 from stages.packages import need
 from stages.plain import shortened
 from stages.sentences.sources import about_quotes, dialect
@@ -261,9 +261,11 @@ class LabelledTest(TableSettings, Evaluation):
         """
         tested = self.split or "test"
         rows = self.rows(["label"], list(dict.fromkeys([*other_splits, tested])))
+        if not rows:
+            raise UserError(f"{self.where}: there are no rows")
         there = columns_of(rows)
         columns = ("text",) if "text" in there else ("sentence1", "sentence2")
-        if rows and not set(columns) <= set(there):
+        if not set(columns) <= set(there):
             raise UserError(
                 f"{self.where}: there is neither a column 'text' nor 'sentence1' and 'sentence2'; "
                 f"it has {', '.join(there)}"
@@ -280,8 +282,6 @@ class LabelledTest(TableSettings, Evaluation):
             split = self.text(row, "split", number) if has_splits else tested
             by_split.setdefault(split, []).append((texts, self.label(row, number)))
         self.tested(rows, tested if has_splits else None)
-        if not rows:
-            raise UserError(f"{self.where}: there are no rows")
         used = {"test": by_split[tested]} | {
             name: by_split[name] for name in other_splits if name in by_split and name != tested
         }
@@ -303,10 +303,12 @@ class LabelledTest(TableSettings, Evaluation):
 
 
 def embed_once(texts: Sequence[str], encode: Encode, kinds: Kinds = None) -> np.ndarray:
-    """Vectors (N, D) of texts, each distinct one encoded once."""
-    distinct = list(dict.fromkeys(texts))
-    row_of = {text: row for row, text in enumerate(distinct)}
-    return encode(distinct, kinds)[[row_of[text] for text in texts]]
+    """Vectors (N, D) of texts, each distinct one of a kind encoded once."""
+    keys = list(zip(texts, kind_of_each(kinds, len(texts)), strict=True))
+    row_of = {key: row for row, key in enumerate(dict.fromkeys(keys))}
+    if not (kinds is None or isinstance(kinds, str)):
+        kinds = [kind for _, kind in row_of]
+    return encode([text for text, _ in row_of], kinds)[[row_of[key] for key in keys]]
 
 
 def finite_vectors(texts: Sequence[str], encode: Encode, kinds: Kinds = None) -> np.ndarray:

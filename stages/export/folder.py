@@ -106,8 +106,9 @@ def _module_folder(target: Path, modules: list[str], kind: str) -> Path:
 
 
 def _write_mask_weights(tokenizer: SentenceTokenizer, folder: Path) -> None:
-    vocabulary = tokenizer.pretrained.get_vocab()
-    words = sorted(vocabulary, key=lambda word: int(vocabulary[word]))
+    by_id = {number: word for word, number in tokenizer.pretrained.get_vocab().items()}
+    # a weight is found by its token's id, and ids may have gaps
+    words = [by_id.get(number, f"[no token {number}]") for number in range(max(by_id) + 1)]
     mask = tokenizer.pretrained.mask_token
     about = {"vocab": words, "word_weights": {mask: 1.0}, "unknown_word_weight": 0.0}
     for name in ("config.json", "wordweights_config.json"):  # the latter before version 5

@@ -38,6 +38,10 @@ REMINDERS = {
     "missing_field": "Your answer lacked a field, or it was not text.",
 }
 
+# What a reasoning model says before its answer, if its server leaves it there: drafts, which are
+# objects like the answer. Some chat templates begin it in the prompt.
+THOUGHTS = re.compile(r"^.*</think(?:ing)?>|^\s*<think(?:ing)?>.*", re.DOTALL)
+
 
 def payload(settings: Rewriting, sentence: str, bad: list[tuple[str, str]]) -> dict[str, Any]:
     """The request about a sentence.
@@ -63,9 +67,11 @@ def payload(settings: Rewriting, sentence: str, bad: list[tuple[str, str]]) -> d
 
 def read_answer(settings: Rewriting, answer: Answer) -> Outcome:
     """The rewrite in an answer, or why it cannot be used (a key of `REMINDERS`)."""
-    text = answer.text.strip()
+    cut = answer.finish_reason == "length"
+    said = answer.text.strip()
+    text = THOUGHTS.sub("", said).strip()
     if not text:
-        return Outcome("", reason="empty_answer")
+        return Outcome(said, reason="truncated" if cut and said else "empty_answer")
     some = False
     for found in _objects(text):
         some = True
@@ -76,7 +82,6 @@ def read_answer(settings: Rewriting, answer: Answer) -> Outcome:
             return Outcome(rewrite, "".join(negative) or None)
     if cut_off := _cut_off(settings, text):
         return Outcome(cut_off)
-    cut = answer.finish_reason == "length"
     reason = "truncated" if cut else "missing_field" if some else "not_json"
     return Outcome(answer.text, reason=reason)
 

@@ -146,6 +146,8 @@ class ChatRewrites(Rewrites):
 
     rewriting: Rewriting
 
+    version = 3
+
     def resources(self) -> Resources:
         # it waits for a network: no core is set aside for that. Two nodes that ask the same model
         # may ask the same: the second one finds the first one's answers

@@ -85,10 +85,12 @@ class Student(nn.Module):
         self.packs = self.on_cpu and can_pack(encoder)
         self.num_positions = 0  # of the last forward pass, padding included
         self._denoises = settings.template_denoising
-        if (
-            self._denoises
-            and "position_ids" not in inspect.signature(encoder.backbone.forward).parameters
-        ):
+        config = encoder.backbone.config
+        takes_positions = (
+            "position_ids" in inspect.signature(encoder.backbone.forward).parameters
+            and getattr(config, "position_biased_input", True)  # DeBERTa's, false in version 3
+        )
+        if self._denoises and not takes_positions:
             raise UserError(
                 f"student.template_denoising: model '{settings.model}' takes no position ids, "
                 "which it needs; leave template_denoising out"

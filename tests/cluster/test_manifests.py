@@ -69,11 +69,14 @@ def test_names_that_kubernetes_takes(manifest, tiny_recipe):
 
 
 def test_options_and_words_in_any_order(manifest):
-    manifest("kuberay", "--schedule", "0 3 * * 1", "run", "--from=train", "--to", "there")
+    out = manifest("kuberay", "--schedule", "0 3 * * 1", "run", "--from=train", "--to", "there")
+    assert "warning: each start after a failure, 3 at most, begins --from=train again" in out
     assert '"--from=train"' in Path("there/recipe.yaml").read_text()
     assert 'schedule: "0 3 * * 1"' in Path("there/cron.yaml").read_text()
     out = manifest("kuberay", "tune", "--only", "embed", code=2)
     assert "manifest ... tune: --only=embed is an option of `run`" in out
+    out = manifest("slurm", "run", "--force", "embed", code=2)  # at each end of its time
+    assert "--force=embed: SLURM starts the same line again" in out
     assert "--schedule goes with" in manifest("slurm", "--schedule", "0 3 * * 1", code=2)
     assert "--schedule '0 3' has 2" in manifest("kuberay", "--schedule", "0 3", code=2)
 

@@ -102,6 +102,9 @@ def test_a_recipe_submitted_followed_and_pulled(
     ]  # fmt: skip
     assert len(places) > 100 and not [one for one in places if SECRET.encode() in one]
     lab("pull", "tiny", "--cluster", "lab")
+    JobServer(load_cluster("lab")).delete_job(job)
+    out = lab("submit", "recipe.yaml", "--cluster", "lab", "--detach")
+    assert f"submitted {job}-3, which goes on after {job}-2" in out
     out = lab("pull", "tinny", "--cluster", "lab", code=2)
     assert "recipes run there: tiny" in out
 

@@ -5,6 +5,9 @@
 
 import contextlib
 import io
+import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -13,6 +16,8 @@ import pytest
 from pipeline.cli import main
 from stages.plain import UNPRINTABLE
 from tests.hostile.subjects import limited
+from tests.support import REPOSITORY
+from tests.support.pipelines import make_pipeline, pooling
 from tests.support.recipes import tiny, write_recipe
 
 WORDS = [
@@ -78,8 +83,19 @@ def test_vectors_are_written_over_no_text(tmp_path, student_folder, capsys):
     assert text.read_text() == "A sentence.\n"
 
 
+def test_standard_input_is_utf_8_whatever_the_locale(tmp_path):
+    model, out = make_pipeline(tmp_path / "model", pooling("mean")), tmp_path / "vectors.npy"
+    for given, code in ((b"A cat.\n\xff\xfe bird\n", 2), ("Ein Bär.\n".encode(), 0)):
+        process = subprocess.run(
+            [sys.executable, "-m", "pipeline.cli", "encode", model, "-", out],
+            input=given, capture_output=True, env=os.environ | {"LC_ALL": "POSIX"}, cwd=REPOSITORY,
+        )  # fmt: skip
+        assert process.returncode == code
+        assert (b"-: not a UTF-8 text file" in process.stderr) == (code == 2)
+        assert b"Traceback" not in process.stderr
+
+
 if __name__ == "__main__":
-    import os
     import tempfile
 
     from tests.support.models import make_model

@@ -75,6 +75,20 @@ def test_many_files_are_read_in_order(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["folder", "bucket"])
+def test_what_lies_below_a_folder_of_the_same_name(kind, tmp_path, request):
+    """As of a recipe that is called like its bucket, or like a folder of Sentray's."""
+    where = str(tmp_path / "runs")
+    if kind == "bucket":
+        where = request.getfixturevalue("bucket").format(f"{tmp_path.name}/runs")
+    root = Root(where)
+    names = {"runs/runs/a-runs/run.json", "a-runs/b", "runs/b"}
+    for name in names:
+        root.write(name, b"1234")
+    assert root.sizes("") == dict.fromkeys(names, 4) and root.names("") == names
+    assert root.sizes("runs") == {"runs/a-runs/run.json": 4, "b": 4}
+
+
+@pytest.mark.parametrize("kind", ["folder", "bucket"])
 def test_a_file_that_changes_is_read_whole_or_not_there(kind, tmp_path, request):
     where = (
         request.getfixturevalue("bucket").format(tmp_path.name) if kind == "bucket" else tmp_path

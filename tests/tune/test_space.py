@@ -81,6 +81,18 @@ def test_more_trials_begin_with_the_trials_of_fewer():
     assert listed_configurations(more, both)[:5] == listed_configurations(few, both)
 
 
+def test_so_many_trials_differ_as_were_asked_for_and_as_the_space_has():
+    space = {"a": {"choice": [1, 2, 3]}, "b": {"choice": [True, False, None]}}
+    settings = SearchSettings.model_validate({"space": space, "trials": 9})
+    whole = Space(settings.space)
+    found = listed_configurations(settings, whole)
+    assert len({(one["a"], one["b"]) for one in found}) == 9
+    for trials in (1, 4, 8):
+        fewer = settings.model_copy(update={"trials": trials})
+        assert listed_configurations(fewer, whole) == found[:trials]
+    assert listed_configurations(settings.model_copy(update={"trials": 20}), whole) == found
+
+
 def test_circles_are_refused():
     with pytest.raises(UserError, match="a, b depend on each other"):
         space(a={"tied": "b"}, b={"tied": "a"})

@@ -15,12 +15,14 @@ from pipeline.compare.tests import read_tests
 from pipeline.plan.plan import make_plan
 from pipeline.report.figures import collect
 from pipeline.run.runner import finish, record_start
+from pipeline.upkeep.clearing import clear, garbage
 from stages.contract import EncoderLabel
 from stages.encoder.model import load_for_inference
 from stages.encoder.settings import EncoderSettings
 from stages.errors import UserError
 from stages.evaluate.sets import StsSettings, load_sts
 from stages.evaluate.stage import Evaluate
+from stages.files import Root
 from stages.recipe import Recipe
 from tests.support.command import Sentray
 from tests.support.data import write_sts
@@ -93,6 +95,27 @@ def test_what_was_measured_is_found_again(tmp_path, sts, teacher_folder, monkeyp
     monkeypatch.setattr(Evaluate, "load", lambda *_: pytest.fail("it is there already"))
     again = evaluate_models([str(teacher_folder)], tests, storage, silent, "mean")
     assert again.measurements == once.measurements
+
+
+def test_a_removal_meanwhile_leaves_what_is_being_measured(
+    tmp_path, sts, teacher_folder, student_folder, monkeypatch
+):
+    """No run names it, so `sentray gc` takes it once nobody is at work."""
+    tests, storage = read_tests([str(sts)], 48), str(tmp_path / "runs")
+    Root(storage).write("history/mine/20260101T000000000000/run.json", b"{}")
+    load, said = Evaluate.load, []
+
+    def load_beside_gc(stage, work):
+        said.append(clear(storage, [], delete=True))
+        return load(stage, work)
+
+    monkeypatch.setattr(Evaluate, "load", load_beside_gc)
+    models = [str(teacher_folder), str(student_folder)]
+    results = evaluate_models(models, tests, storage, silent, "mean")
+    assert [one.startswith("nothing can go") for one in said] == [True, True]
+    assert [label.name for label in results.encoders] == models
+    left = {one.path.partition("/")[0] for one in garbage(storage)[1]}
+    assert left == {"evaluate"} and not Root(storage).list("work/compared")
 
 
 def test_an_artifact_of_another_row_has_this_rows_name(tmp_path, sts, teacher_folder):

@@ -140,6 +140,9 @@ def test_equal_views_are_warned_of_and_different_ones_are_not(tmp_path, tiny_rec
     student = tiny_recipe()["student"] | {"dropout": 0.0}
     alike = load_recipe(write(tmp_path, tiny_recipe(setting("student", student))))
     assert any("both views of a sentence are the same" in w for w in alike.warnings())
+    only = [setting("student", student), setting("train.objectives", {"infonce": {}})]
+    (warning,) = load_recipe(write(tmp_path, tiny_recipe(*only))).warnings()
+    assert "infonce only spreads" in warning and "consistency" not in warning
     student |= {"template": "a {sentence}", "second_template": "b {sentence}"}
     assert not load_recipe(write(tmp_path, tiny_recipe(setting("student", student)))).warnings()
 

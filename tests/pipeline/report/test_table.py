@@ -86,7 +86,9 @@ def test_results_survive_being_written_down():
     assert whole.complete and not Results([], [], {}).complete
 
 
-@pytest.mark.parametrize("name", ["size", "retrieval", "layers", "MB", "mean", "sentences/s"])
+@pytest.mark.parametrize(
+    "name", ["size", "retrieval", "layers", "MB", "mean", "sentences/s", "R@1", "alignment"]
+)
 def test_a_set_cannot_be_called_like_another_test_or_column(name):
     sets = [{"name": name, "path": "x.tsv"}]
     with pytest.raises(ValueError, match=f"the name '{name}' of a test is taken"):

@@ -256,6 +256,10 @@ def test_a_worker_hears_whether_its_run_still_holds_the_lease(root, monkeypatch)
     clock[0] += 40.0  # asleep meanwhile: it looks before anything else
     with pytest.raises(StorageError, match="ann@other has taken over embed/0a1b2c3d"):
         hears()
+    root.delete_all(f"leases/embed/0a1b2c3d/{name}" for name in ("000001.json", "000002.json"))
+    clock[0] += 40.0  # and the other one has ended meanwhile
+    with pytest.raises(StorageError, match="had taken over embed/0a1b2c3d, and has ended"):
+        hears()
 
 
 def test_what_was_made_at_the_last_moment_is_not_made_again(root):

@@ -169,9 +169,10 @@ def test_unfinished_rows_of_another_generation_are_made_again(prepared):
         begun([work])[0].claim(lambda text, important: told.append(text))
 
     put(store, tokens, [0, 1])
-    for _ in range(2):  # as when it was killed
-        claim(train)
-        claim(tokens)
+    for work in (train, tokens):  # as when it was killed, with a half of a shard there
+        claim(work)
+        store.root.write(f"{work.scratch}/half", b"")
+        claim(work)
     assert not told and len(tokens.missing_shards()) == 3
     for work, node in ((train, "embed:t"), (tokens, "sentences")):
         again = job(node)
@@ -185,6 +186,8 @@ def test_unfinished_rows_of_another_generation_are_made_again(prepared):
     warned, begins = told
     assert "WARNING: what it reads was made again" in warned and "begins again" in begins
     assert len(tokens.missing_shards()) == 5
+    assert "half" in store.root.list(train.scratch)
+    assert "half" not in store.root.list(tokens.scratch)
 
 
 def test_whoever_is_killed_while_it_forgets_has_forgotten_nothing_by_halves(prepared, monkeypatch):

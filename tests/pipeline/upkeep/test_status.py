@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -64,6 +65,18 @@ def test_how_runs_ended(storage):
     ]  # fmt: skip
     with pytest.raises(UserError, match="status nobody: no recipe or search of that name has run"):
         status(storage.root, "nobody")
+
+
+def test_what_others_put_into_the_history_is_no_run(storage, capsys):
+    """And an error of many lines is one that a terminal does not obey."""
+    _, record = storage.run("one", only=["sentences"])
+    log_of(storage, record, ValueError("too \x1b[36mhot\nTraceback"))
+    shutil.copytree(storage.path / record, storage.path / "history/one/zz-copy")
+    (storage.path / "history/README.txt").write_text("mine")
+    assert states(storage) == [("one", "failed", "ValueError: too \\x1b[36mhot")]
+    assert states(storage, "one") == states(storage)
+    assert main(["show", "one", "--storage", storage.root]) == 0
+    assert capsys.readouterr().out.startswith(f"{record}  failed: ")
 
 
 def test_what_is_shown_of_a_run_says_how_it_ended(storage, capsys):

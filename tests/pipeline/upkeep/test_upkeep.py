@@ -10,6 +10,7 @@ from dataclasses import asdict
 
 import pytest
 
+from cluster.pull import pull
 from pipeline.cli import main
 from pipeline.plan.plan import make_plan
 from pipeline.run.log import RunLog
@@ -62,6 +63,8 @@ def test_what_no_kept_run_needs_goes_and_the_rest_is_as_it_was(storage):
         name for name in os.listdir(storage.path / "students") if "one" in name
     ]
     assert clear(storage.root, ["one"], delete=True).startswith("nothing can go")
+    said = pull("two", storage.root, storage.path.parent / "pulled")
+    assert "no student: it was removed (`sentray gc`)" in said and "results.json" in said
 
 
 def test_unfinished_work_stays_for_the_run_that_began_it(storage, tmp_path):

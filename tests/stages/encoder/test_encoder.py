@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import stages.encoder.model
 from stages.embed.embedder import Embedder
 from stages.encoder.cpu import computed_type
-from stages.encoder.model import load_encoder, load_for_inference
+from stages.encoder.model import load_encoder, load_for_inference, pick_device
 from stages.encoder.settings import EncoderSettings
 from stages.encoder.tokenizer import load_tokenizer, pad, token_budget_batches
 from stages.errors import UserError
@@ -53,6 +53,13 @@ def test_an_unset_batch_is_larger_on_a_gpu():
     unset, small = EncoderSettings(model="m"), EncoderSettings(model="m", tokens_per_batch=7)
     assert [unset.batch_tokens(device) for device in ("cpu", "cuda")] == [4096, 16_384]
     assert [small.batch_tokens(device) for device in ("cpu", "cuda")] == [7, 7]
+
+
+def test_a_gpu_that_is_not_there_is_said(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert pick_device("auto") == pick_device("cpu") == torch.device("cpu")
+    with pytest.raises(UserError, match="device: cuda, but this process has no GPU"):
+        pick_device("cuda")
 
 
 def test_truncation_shortens_the_sentence_and_never_the_template(student_folder):

@@ -26,6 +26,7 @@ from stages.evaluate.size import Size
 from stages.evaluate.speed import compared
 from stages.evaluate.stage import Evaluate
 from stages.evaluate.sts import score_sts, spearman
+from stages.evaluate.tables import embed_once
 from stages.rows import unit_rows
 from tests.support.data import write_sts
 from tests.support.models import make_sentences
@@ -55,6 +56,21 @@ def test_the_bootstrap_interval_is_near_the_analytic_one():
     z, error = np.arctanh(spearman(a, b)), 1.06**0.5 / np.sqrt(2000 - 3)
     assert low == pytest.approx(np.tanh(z - 1.96 * error), abs=0.01)
     assert high == pytest.approx(np.tanh(z + 1.96 * error), abs=0.01)
+
+
+def test_a_text_is_encoded_once_as_each_kind():
+    asked = []
+
+    def encode(texts, kinds=None):
+        asked.append((texts, kinds))
+        return np.array(
+            [[len(text), kind == "query"] for text, kind in zip(texts, kinds, strict=True)]
+        )
+
+    kinds = ["query", "document", "document", "query", "document"]
+    found = embed_once(["a", "bb", "a", "a", "bb"], encode, kinds)
+    assert found.tolist() == [[1, 1], [2, 0], [1, 0], [1, 1], [2, 0]]
+    assert asked == [(["a", "bb", "a"], ["query", "document", "document"])]
 
 
 def test_all_pairs_are_correlated_once_and_subsets_beside_it(tmp_path):

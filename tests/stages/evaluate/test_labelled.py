@@ -134,6 +134,9 @@ def test_search_in_a_corpus_equals_trec_eval(tmp_path, monkeypatch, block):
     )  # fmt: skip
     corpus = test.load()
     assert corpus.documents == documents
+    lines = [",_id,text", *[f"{n},{one},{text}" for n, (one, text) in enumerate(queries.items())]]
+    by_pandas = write(tmp_path / "queries.csv", lines)  # with its index
+    assert test.model_copy(update={"queries": by_pandas}).load() == corpus
     qrels = [f"{q} 0 {d} {gain}" for (q, d), gain in scored.items()]
     trec = test.model_copy(update={"relevance": write(tmp_path / "x.qrels", qrels)})
     assert trec.load() == corpus
@@ -354,6 +357,7 @@ BAD = [
     (ClusteringTest, ["sentence1\tsentence2\tlabel", "a\tb\t1"], "this test needs a column 'text'"),
     (RankingTest, ["sentence1\tsentence2\tscore", *[f"a\tb{i}\t{i - 2}" for i in range(5)]],
      "gold score of -2"),
+    (ClusteringTest, ["text\tlabel"], "there are no rows"),
     (ClusteringTest, ["text\tlabel", "a\tx", "b\tx"], "all rows have the label 'x'"),
     (ClusteringTest, ["text\tlabel", "a\tx", "b\ty"], "no two texts share a label"),
     (GeometrySettings, ["sentence1\tsentence2\tscore", "a\tb\t1", "a\tc\t0.5"],

@@ -48,6 +48,27 @@ def test_a_distilbert_is_cut_saved_and_exported(tmp_path):
     assert student.get_sentence_embedding_dimension() == 32
 
 
+def test_mask_pooling_of_a_tokenizer_whose_ids_have_gaps(tmp_path):
+    model = make_model(tmp_path / "model", vocab_size=80)
+    file = model / "tokenizer.json"
+    rust = json.loads(file.read_text())
+    old = rust["model"]["vocab"]["[MASK]"]
+    rust["model"]["vocab"]["[MASK]"] = 79
+    for one in rust["added_tokens"]:
+        one["id"] = 79 if one["id"] == old else one["id"]
+    file.write_text(json.dumps(rust))
+    settings = EncoderSettings(
+        model=str(model), pooling="mask", template="a {sentence} is {mask} .", max_length=24,
+        device="cpu",
+    )  # fmt: skip
+    encoder = load_encoder(settings)
+    save_encoder(encoder, cpu_copy(encoder), tmp_path / "trained")
+    export_student(tmp_path / "trained", encoder.tokenizer, 24, "card", tmp_path / "student")
+    student = SentenceTransformer(str(tmp_path / "student"), device="cpu")
+    texts = make_sentences(20)
+    np.testing.assert_allclose(student.encode(texts), encoder.encode_unit(texts), atol=1e-5)
+
+
 def test_a_decoder_that_pools_its_last_token_is_trained_and_exported(tmp_path, teacher_folder):
     """It is causal and padded on the left; sentence-transformers and ONNX see the same vectors."""
     model = make_decoder(tmp_path / "model")

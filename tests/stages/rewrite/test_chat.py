@@ -32,6 +32,8 @@ from tests.support.chat_client import settings_of
         ('{"sentence1": "A."}', "A.", None),
         ('{"sentence1": "Gr\\u00fc\\u00dfe.", "sentence2": "B."}', "Grüße.", "B."),
         ('{{"sentence1": "A.", "sentence2": "B."}}', "A.", "B."),  # as the prompt shows it
+        ('<think>So {"sentence1": "..."}?</think>{"sentence1": "A."}', "A.", None),
+        ('{"sentence1": "draft"}\n</thinking>\n\n{"sentence1": "A."}', "A.", None),
     ],
 )
 def test_answers_are_read_in_spite_of_common_deviations(answer, rewrite, negative):
@@ -45,6 +47,8 @@ def test_answers_are_read_in_spite_of_common_deviations(answer, rewrite, negativ
         ("", "stop", "empty_answer"),
         (" \n", "stop", "empty_answer"),
         ("I cannot do that.", "stop", "not_json"),
+        ('<think>\n{"sentence1": "draft"} or', "length", "truncated"),
+        ('<think>{"sentence1": "draft"}</think>', "stop", "empty_answer"),
         ('{"sentence1": ', "length", "truncated"),
         ('{"sentence1": "A and then', "length", "truncated"),
         ('{"sentence1": "A and then', "stop", "not_json"),

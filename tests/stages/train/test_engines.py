@@ -63,7 +63,7 @@ def settings_of(case, folder, zero_stage=None, device="cpu"):
         if case == "vectors":  # one view; the teacher is wider than the student, its twin is not
             objectives = {"vector_regression": {}}
             student |= dict(freeze_layers=1)
-        train |= dict(objectives=objectives, max_steps=6, learning_rate=1e-3)
+        train |= dict(objectives=objectives, max_steps=6, learning_rate=1e-3, weight_decay=0.1)
     else:
         student = dict(
             model=str(folder / "masked"), pooling="mask", max_length=24, head="batchnorm",

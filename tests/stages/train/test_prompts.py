@@ -14,7 +14,7 @@ from stages.export.folder import export_student
 from stages.train.student import save_encoder
 from stages.train.student_settings import StudentSettings
 from tests.support.heads import FIRST, PROMPTS, batch_of, built, token_data
-from tests.support.models import byte_tokenizer, make_sentences
+from tests.support.models import byte_tokenizer, make_model, make_sentences
 
 
 def test_each_view_has_its_template_around_the_same_sentence(models, tmp_path):
@@ -134,6 +134,13 @@ def test_a_tokenizer_without_a_mask_token_and_a_template_that_leaves_no_room(mod
     (ids,) = SentenceTokenizer(pretrained, words)(["a cat"])
     told = pretrained.convert_ids_to_tokens(ids)
     assert told == ["[CLS]", "the", '"', "a", "cat", '"', "means", ":", "[SEP]"]
+
+
+def test_positions_that_a_model_takes_and_does_not_use_are_refused(tmp_path):
+    """DeBERTa's of version 3."""
+    model = make_model(tmp_path / "model", kind="DebertaV2", position_biased_input=False)
+    with pytest.raises(UserError, match="template_denoising.* takes no position ids"):
+        built(str(model), **PROMPTS, template_denoising=True)
 
 
 def test_a_template_that_the_models_folder_decides_is_not_taken_silently(models, tmp_path):
