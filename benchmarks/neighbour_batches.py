@@ -14,10 +14,11 @@ training. Figures of the last step's student:
   order  Spearman x 100 of a sentence's similarities to all of these, mean over every fourth one
   error  of similarities that are over 0.5 under the teacher: root mean square x 100
 Prints mean and standard deviation over the seeds, and the difference to the method with random
-batches, which is always made. Trainings run in --processes of one thread each, on the GPU where
-there is one; on a CPU 120 steps take one to four minutes. What is in --kept is not done again, so
-the table can be made in parts; the file that is there by default holds trainings of layers 0, 1, 2
-and 0, 5, not all of them in docs/ yet.
+batches, which is always made; also the median difference of the nine trials, each with the same
+settings as its twin with random batches, as the best ones may differ in their learning rate.
+Trainings run in --processes of one thread each, on the GPU where there is one; on a CPU 120 steps
+take one to four minutes. What is in --kept is not done again, so the table can be made in parts;
+the file that is there by default holds trainings in bfloat16.
 """
 
 import argparse
@@ -232,10 +233,17 @@ def table(
     )
     best = []
     for layers, method, kind in parts:
-        scores = np.nan_to_num([next(tried)["dev"] for _ in METHODS[method]], nan=-np.inf)
+        trials = [next(tried) for _ in METHODS[method]]
+        scores = np.nan_to_num([one["dev"] for one in trials], nan=-np.inf)
         best.append(METHODS[method][scores.argmax()])
         told = f"{layers}, {method}, {kind}: dev {scores.max():.2f}"
         print(f"{told} with {best[-1]}", flush=True)
+        if kind == RANDOM:
+            others = trials
+            continue
+        less = [differences(*both) for both in zip(trials, others, strict=True)]
+        middle = {name: f"{np.nanmedian([one[name] for one in less]):+.2f}" for name in less[0]}
+        print(f"  median difference to random with the same settings: {middle}", flush=True)
     found = pool.map(
         figures,
         [
@@ -250,8 +258,12 @@ def table(
         if kind == RANDOM:
             twins = rows
             continue
-        less = [{name: x[name] - y[name] for name in x} for x, y in zip(rows, twins, strict=True)]
+        less = [differences(*both) for both in zip(rows, twins, strict=True)]
         print(f"{'  difference to random':<66}{over_seeds(less)}", flush=True)
+
+
+def differences(one: Figures, other: Figures) -> Figures:
+    return {name: one[name] - other[name] for name in one}
 
 
 if __name__ == "__main__":
