@@ -211,7 +211,9 @@ def test_only_the_best_configurations_keep_weights(make_search):
         trials.append(one)
         log.add(one)
     used = {"train": {"folder": trials[4].folder, "settings": {}}}
-    search.store.root.write("history/other/1/run.json", json.dumps(used).encode())
+    search.store.root.write(
+        "history/other/20260101T000000000000/run.json", json.dumps(used).encode()
+    )
     Keeper(search, log)
     left = [search.store.manifest(one.folder) is not None for one in trials]
     assert left == [False, False, True, True, True]  # the mean of 0.2 is the best; 0.3 is in use
