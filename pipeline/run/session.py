@@ -147,18 +147,24 @@ def _check_same(address: str) -> None:
     host, port = _host_and_port(address)
     if not host or address.startswith("ray://"):  # a proxy, which knows its cluster by itself
         return
-    try:
-        number = socket.gethostbyname(host)
-    except OSError:
-        number = host
-    if number.startswith("127."):
-        number = ray.util.get_node_ip_address()
-    joined = ray.get_runtime_context().gcs_address
-    if f"{number}:{port}" != joined:
+    joined = ray.get_runtime_context().gcs_address  # by a name, where it was joined by that
+    there, there_port = _host_and_port(joined)
+    if (_number_of(host), port) != (_number_of(there), there_port):
         raise UserError(
             f"--address {address}: this process is in a Ray session of {joined} already. End that "
             "first (ray.shutdown()), or use its address."
         )
+
+
+def _number_of(host: str) -> str:
+    """Its IPv4 address as others see it; the name itself where nobody knows it."""
+    import ray
+
+    try:
+        number = socket.gethostbyname(host)
+    except OSError:
+        return host
+    return ray.util.get_node_ip_address() if number.startswith("127.") else number
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
