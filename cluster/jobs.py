@@ -42,7 +42,7 @@ def submit(package: Package, server: JobServer, out: Out) -> str:
             return str(job.submission_id)
     check_ray(server)
     first = f"{package.name}-{digest[:8]}"
-    # of a job that was deleted, the number is taken still
+    # not their count, as some may have been deleted
     last = max((_number(str(job.submission_id), first) for job in same), default=0)
     job_id = f"{first}-{last + 1}" if same else first
     for setting in package.elsewhere:

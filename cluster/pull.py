@@ -84,10 +84,7 @@ def _fetch_run(store: ArtifactStore, record: str, target: Path) -> list[str]:
         student = json.loads(data)
         folders, card = [student["folder"], *student.get("more", [])], str(student["card"])
     if any(store.find(folder) is None for folder in folders):
-        return [
-            *lines,
-            "no student: it was removed (`sentray gc`); run the recipe again to make it",
-        ]
+        return [*lines, "no student: it was removed (`sentray gc`); run the recipe again for one"]
     for folder in folders:
         source = store.open(folder).folder_path("model")
         shutil.copytree(source, target / "student", dirs_exist_ok=True)

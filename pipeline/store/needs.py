@@ -35,8 +35,8 @@ def needs_are_settled(root: Root, say: Say) -> Iterator[Callable[[], bool]]:
 
 
 def write_needs(root: Root, folder: str, artifacts: Iterable[str]) -> None:
-    """Writes what a search needs, below its folder: what trials read, before any of them runs. Or a
-    command that leaves no record."""
+    """Writes what a search needs, below its folder: what trials read, before any of them runs; or
+    what a command needs that leaves no record."""
     root.write(f"{folder}/needs.json", json.dumps(sorted(artifacts), indent=1).encode())
 
 

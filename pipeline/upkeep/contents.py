@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.store.artifacts import FINGERPRINTED, MANIFEST, ArtifactStore
-from pipeline.store.history import folders_of, newest_record
+from pipeline.store.history import STAMP, folders_of, newest_record, stamps
 from pipeline.store.leases import Seen, seen_leases
 from pipeline.store.needs import needs_of
 from stages.errors import UserError
@@ -18,7 +18,7 @@ SCRATCH, LEASES, HISTORY, SEARCHES = "work", "leases", "history", "tune"
 JOURNALS = ("answers", "embeddings")
 STUDENTS = "students"  # links, and model cards
 # What every run leaves, and what artifacts hold
-RUN = re.compile(rf"{HISTORY}/[^/]+/\d{{8}}T\d{{12}}/")
+RUN = re.compile(rf"{HISTORY}/[^/]+/{STAMP.pattern}/")
 OURS = re.compile(r"shards/(\d{5}|ledger-)|files/[0-9a-f]{8}/")
 OTHERS = (SCRATCH, LEASES, HISTORY, SEARCHES, *JOURNALS)
 
@@ -125,7 +125,7 @@ def needed_by_runs(root: Root, names: Iterable[str] | None = None) -> set[str]:
         if name not in known:
             raise UserError(f"no recipe called '{name}' has run here; there are {', '.join(known)}")
         if names is None:
-            records.update(f"{HISTORY}/{name}/{stamp}" for stamp in root.list(f"{HISTORY}/{name}"))
+            records.update(f"{HISTORY}/{name}/{stamp}" for stamp in stamps(root, name))
         else:
             both = newest_record(root, name), newest_record(root, name, with_results=True)
             records.update(record for record in both if record is not None)

@@ -181,8 +181,8 @@ class DeepSpeedEngine:
             from deepspeed.utils import safe_get_full_optimizer_state as get
 
             if self._stage < 3:
-                # DeepSpeed looks for the moments once the first parameter group has moved, and
-                # leaves those of the second, that without weight decay, unfound
+                # DeepSpeed (0.19.8) looks for the moments once the first parameter group has moved,
+                # and leaves those of the second, that without weight decay, unfound
                 self._optimizer._hp_optimizer_states_linked = False
                 self._optimizer._lazy_init_hp_params_optimizer_state()
             step = next(iter(self._adamw.state.values()))["step"]
