@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import io
 import os
 import select
 import signal
@@ -164,7 +165,9 @@ def _lines(path: str) -> list[str]:
     try:
         if path != "-" and Path(path).is_char_device():  # /dev/zero never ends
             raise UserError(f"{path}: is a device; name a text file, or - for standard input")
-        with open(sys.stdin.fileno() if path == "-" else path, encoding="utf-8") as file:
+        if path == "-" and isinstance(sys.stdin, io.TextIOWrapper):  # whatever the locale
+            sys.stdin.reconfigure(encoding="utf-8", errors="strict")
+        with sys.stdin if path == "-" else open(path, encoding="utf-8") as file:
             texts = [line.strip() for line in file]
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None

@@ -155,10 +155,14 @@ class _Phases:
         if self._search.settings.scheduler == "population":
             self._population()
         else:
-            searcher, trials = self._searcher(), self._search.settings.trials
-            if trials is not None and searcher.num_left() < trials:
-                self._out(f"trials: {trials:,}, but the space has only {searcher.num_left():,}")
+            searcher = self._searcher()
+            self._say_if_few(searcher.num_left())
             self._run(searcher, self._search.seeds, "search")
+
+    def _say_if_few(self, found: int) -> None:
+        trials = self._search.settings.trials
+        if trials is not None and found < trials:
+            self._out(f"trials: {trials:,}, but only {found:,} were found that differ")
 
     def _population(self) -> None:
         """Trains the members that have not ended; they go on from and with each other."""
@@ -167,7 +171,9 @@ class _Phases:
         ended = {trial.fingerprint.partition("-")[2] for trial in trials if not trial.retryable}
         members: dict[str, Assignment] = {}
         refused: UserError | None = None
-        for values in listed_configurations(search.settings, search.space):
+        every = listed_configurations(search.settings, search.space)
+        self._say_if_few(len(every))
+        for values in every:
             try:
                 work = search.work_of(values, seed)
             except UserError as error:

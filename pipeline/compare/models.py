@@ -88,7 +88,8 @@ def evaluate_models(
 
 @contextmanager
 def _needed(store: ArtifactStore, folders: list[str], out: Out) -> Iterator[None]:
-    """Within it `sentray gc` removes none of these artifacts, which no run may name."""
+    """Within it `sentray gc` removes none of these artifacts, which no run may name; on a storage
+    without conditional writes it does, and `out` is told that there are no leases."""
     own = f"{NEEDED}/{uuid.uuid4().hex[:8]}"
 
     def say(text: str, important: bool = False, figures: object = None) -> None:

@@ -218,12 +218,13 @@ def look(source: Source) -> Text:
                 f"{source.path}: no text of {shortest} to {longest:,} characters in column "
                 f"'{name}' ({long_of[name]:,} are longer); name another, or cut its texts"
             )
-    # of what is cut the lengths are known of the sample only
-    distinct = len(seen) * len(usable) / len(sample) if split else num_distinct
+    num_sentences = num_distinct
+    if split or num_kept > HASHED:  # the sample is of all, and of what is cut knows the lengths
+        num_sentences = round(len(seen) / num_hashed * num_kept * len(usable) / len(sample))
     num_held_out = int(HELD_OUT_SHARE * len(paired) / 2)
     if num_held_out < LEAST_HELD_OUT:
         num_held_out = 0
-    num_sentences = max(1, round(distinct / num_hashed * num_kept) - 2 * num_held_out)
+    num_sentences = max(1, num_sentences - 2 * num_held_out)
     draw.shuffle(usable)
     return Text(
         source, num_records, num_sentences, num_held_out, complete, num_invalid, split,

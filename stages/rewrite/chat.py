@@ -39,8 +39,11 @@ REMINDERS = {
 }
 
 # What a reasoning model says before its answer, if its server leaves it there: drafts, which are
-# objects like the answer. Some chat templates begin it in the prompt.
-THOUGHTS = re.compile(r"^.*</think(?:ing)?>|^\s*<think(?:ing)?>.*", re.DOTALL)
+# objects like the answer. Some chat templates begin it in the prompt; then an answer must follow,
+# or nothing, as an answer may speak of the tag.
+BEGUN = r"<think(?:ing)?>"
+ENDED = r".*?</think(?:ing)?>"
+THOUGHTS = re.compile(rf"^{BEGUN}{ENDED}|^(?!{BEGUN}){ENDED}(?=[^}}]*\{{|$)", re.DOTALL)
 
 
 def payload(settings: Rewriting, sentence: str, bad: list[tuple[str, str]]) -> dict[str, Any]:
@@ -67,11 +70,13 @@ def payload(settings: Rewriting, sentence: str, bad: list[tuple[str, str]]) -> d
 
 def read_answer(settings: Rewriting, answer: Answer) -> Outcome:
     """The rewrite in an answer, or why it cannot be used (a key of `REMINDERS`)."""
-    cut = answer.finish_reason == "length"
+    cut, ended = (answer.finish_reason == one for one in ("length", "stop"))
     said = answer.text.strip()
     text = THOUGHTS.sub("", said).strip()
     if not text:
         return Outcome(said, reason="truncated" if cut and said else "empty_answer")
+    if not ended and re.match(BEGUN, text):  # vLLM's engine does not say why it ended
+        return Outcome(said, reason="truncated")
     some = False
     for found in _objects(text):
         some = True

@@ -131,6 +131,10 @@ def test_beyond_a_bound_nothing_is_read(tmp_path, monkeypatch):
     (tmp_path / "t.txt").write_text("\n".join(SENTENCES))
     found = look(find_source(str(tmp_path / "t.txt"), {}))
     assert not found.complete and found.num_sentences == 100 and len(found.sample) == 20
+    monkeypatch.setattr(text_module, "SAMPLE", 2000)
+    short = [f"n. {number}" for number in range(50)]  # whatever comes first in the file
+    (tmp_path / "t.txt").write_text("\n".join([*short, *SENTENCES]))
+    assert look(find_source(str(tmp_path / "t.txt"), {})).num_sentences == 50
 
 
 BAD = {

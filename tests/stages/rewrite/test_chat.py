@@ -34,6 +34,13 @@ from tests.support.chat_client import settings_of
         ('{{"sentence1": "A.", "sentence2": "B."}}', "A.", "B."),  # as the prompt shows it
         ('<think>So {"sentence1": "..."}?</think>{"sentence1": "A."}', "A.", None),
         ('{"sentence1": "draft"}\n</thinking>\n\n{"sentence1": "A."}', "A.", None),
+        ('{"sentence1": "A </think> tag.", "sentence2": "B."}', "A </think> tag.", "B."),
+        (
+            '<think>{"sentence1": "draft"}</think>{"sentence1": "A </think> tag."}',
+            "A </think> tag.",
+            None,
+        ),
+        ('<think>\n{"sentence1": "A."}', "A.", None),  # it ended, and is all there is
     ],
 )
 def test_answers_are_read_in_spite_of_common_deviations(answer, rewrite, negative):
@@ -48,7 +55,10 @@ def test_answers_are_read_in_spite_of_common_deviations(answer, rewrite, negativ
         (" \n", "stop", "empty_answer"),
         ("I cannot do that.", "stop", "not_json"),
         ('<think>\n{"sentence1": "draft"} or', "length", "truncated"),
+        ('<think>\n{"sentence1": "draft"} or', "", "truncated"),
         ('<think>{"sentence1": "draft"}</think>', "stop", "empty_answer"),
+        ('{"sentence1": "draft"}</think>', "stop", "empty_answer"),
+        ('<think>{"sentence1": "draft"}</think>I cannot.', "stop", "not_json"),
         ('{"sentence1": ', "length", "truncated"),
         ('{"sentence1": "A and then', "length", "truncated"),
         ('{"sentence1": "A and then', "stop", "not_json"),
