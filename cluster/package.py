@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 from cluster.settings import ClusterSettings
 from pipeline.recipe.document import Document, assign, setting_path
 from pipeline.recipe.read import read_recipe
-from stages.content import is_hidden
+from stages.content import files_below
 from stages.errors import UserError
 from stages.fields import RECIPE_PREFIX
 from stages.plugins import OWN_PACKAGES
@@ -244,10 +244,8 @@ def _below(place: Path) -> Iterator[tuple[str, Path]]:
     if place.is_file():
         yield "", place
         return
-    for file in sorted(place.rglob("*")):
-        below = file.relative_to(place)
-        if file.is_file() and not is_hidden(below):
-            yield below.as_posix(), file
+    for file in files_below(place):
+        yield file.relative_to(place).as_posix(), file
 
 
 def _described(distribution: str, packages: list[str]) -> dict[str, Path | bytes]:

@@ -24,23 +24,15 @@ def cache_folder() -> Path:
     return Path(base).expanduser() / "sentray"
 
 
-def describe_path(path: str, setting: str, deep: bool = False) -> dict[str, Any]:
+def describe_path(path: str, setting: str) -> dict[str, Any]:
     """Content of a file and its kind (the suffix), or content of a folder's files by name.
-
-    Args:
-        deep: whether files in the folder's folders are read too.
 
     Raises:
         UserError: nothing is there, or a link in the folder leads nowhere; names `setting`.
     """
     place = Path(path).expanduser()
     if place.is_dir():
-        there = sorted(place.rglob("*") if deep else place.iterdir())
-        there = [one for one in there if not is_hidden(one.relative_to(place))]
-        for one in there:
-            if not one.exists():
-                raise UserError(f"{setting}: the link {one} leads nowhere; mend it or take it out")
-        files = [one for one in there if one.is_file()]
+        files = files_below(place, setting)
         return {"files": {one.relative_to(place).as_posix(): digest(one) for one in files}}
     if not place.is_file():
         shown = masked_uri(path) if "://" in path else place
@@ -49,9 +41,22 @@ def describe_path(path: str, setting: str, deep: bool = False) -> dict[str, Any]
     return {"sha256": digest(place), "kind": "".join(kind)}
 
 
-def is_hidden(place: Path) -> bool:
-    """Whether a name of it begins with a dot: what tools keep for themselves, as downloads do."""
-    return any(name.startswith(".") for name in place.parts)
+def files_below(folder: Path, setting: str | None = None) -> list[Path]:
+    """The files in a folder and in its folders, in the order of their paths; none with a dot
+    before its name or a folder's of it, where tools keep what is theirs, as downloads do.
+
+    Raises:
+        UserError: a link leads nowhere; names `setting`. Without one these are left out.
+    """
+    found = []
+    for one in sorted(folder.rglob("*")):
+        if any(name.startswith(".") for name in one.relative_to(folder).parts):
+            continue
+        if setting is not None and not one.exists():
+            raise UserError(f"{setting}: the link {one} leads nowhere; mend it or take it out")
+        if one.is_file():
+            found.append(one)
+    return found
 
 
 def describe_packages(packages: list[str] | None) -> dict[str, Any]:

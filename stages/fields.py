@@ -80,7 +80,7 @@ class _FileContent:
 @dataclass(frozen=True)
 class _DatasetContent:
     def describe(self, value: str, where: str) -> Any:
-        return content.describe_path(value, where, deep=True) if Path(value).is_dir() else value
+        return content.describe_path(value, where) if Path(value).is_dir() else value
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class Pairs(JoinedByKey, RewriteSource):
     """Rewrites from a file of yours: a sentence (or its id) and a rewrite in each row."""
 
     path: InputPath = Field(
-        description="A table file, or a folder whose files are read in name order."
+        description="A table file, or a folder, whose files and folders are read in name order."
     )
     source: SourceKind | None = Field(None, description="Kind of file; null: told from its suffix.")
     invalid_utf8: Literal["error", "reject"] = Field(

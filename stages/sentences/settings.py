@@ -33,7 +33,7 @@ class SentencesSettings(Settings):
     )
     path: InputPath | None = Field(
         None,
-        description="A file, or a folder whose files are read in name order.",
+        description="A file, or a folder, whose files and folders are read in name order.",
     )
     dataset: Dataset | None = Field(None, description="Hugging Face data set: id or local folder.")
     dataset_file: str | None = Field(None, description="Only this file of the data set.")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from stages.content import files_below
 from stages.errors import UserError
 from stages.sentences.data_sets import load_hub_dataset
 from stages.sentences.settings import SUFFIXES, SentencesSettings, SourceKind
@@ -152,20 +153,20 @@ def text_columns(file: Path, kind: str) -> list[str]:
 
 
 def input_files(path: str, setting: str) -> list[Path]:
-    """The file itself, or a folder's files in name order.
+    """The file itself, or the files in a folder and in its folders, in the order of their paths.
 
     Args:
         setting: that names it, for messages.
 
     Raises:
-        UserError: there is nothing there, or a file is empty.
+        UserError: there is nothing there, a file is empty, or a link leads nowhere.
     """
     place = Path(path).expanduser()
     if not place.exists():
         raise UserError(f"{setting}: there is no file or folder {place}")
     files = [place]
     if place.is_dir():
-        files = sorted(f for f in place.iterdir() if f.is_file() and not f.name.startswith("."))
+        files = files_below(place, setting)
         if not files:
             raise UserError(f"{setting}: the folder {place} has no files")
     for file in files:

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stages.sentences.build
+from stages.content import describe_path
 from stages.errors import UserError
 from stages.sentences.build import build_sentences
 from stages.sentences.cleaning import clean_text
@@ -54,6 +55,20 @@ def test_each_kind_of_file_gives_the_same_sentences(tmp_path):
     assert sorted(expected) == sorted(sentences)
     for suffix in ("txt.gz", "jsonl", "csv", "tsv", "parquet"):
         assert build(path=str(tmp_path / f"a.{suffix}"))[0] == expected, suffix
+
+
+def test_a_folder_is_read_with_its_folders_but_not_hidden_ones(tmp_path):
+    """As it is told apart: what is read is what counts."""
+    sentences = make_sentences(30)
+    for number, name in enumerate(["b.txt", "a/part.txt", "a/deep/part.txt"]):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text("\n".join(sentences[10 * number : 10 * number + 10]) + "\n")
+    for name in (".cache/part.txt", "a/.part.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("A sentence that nobody wants.\n")
+    assert sorted(build(path=str(tmp_path))[0]) == sorted(sentences)
+    told = describe_path(str(tmp_path), "sentences.path")
+    assert [*told["files"]] == ["a/deep/part.txt", "a/part.txt", "b.txt"]
 
 
 def test_a_local_hugging_face_folder_is_a_source(tmp_path):
@@ -312,6 +327,12 @@ def damaged_gzip(folder):
     return "in.txt.gz"
 
 
+def dangling_link(folder):
+    (folder / "inner").mkdir()
+    (folder / "inner" / "part.txt").symlink_to("gone.txt")
+    return "inner"
+
+
 def parquet_without_column(folder):
     pq.write_table(pa.table({"body": ["x"]}), folder / "in.parquet")
     return "in.parquet"
@@ -330,6 +351,7 @@ def file_with(name, data):
     [
         (lambda folder: "missing.txt", "there is no file or folder"),
         (file_with("in.txt", b""), "is empty"),
+        (dangling_link, "leads nowhere"),
         (file_with("in.txt", b"  \n\n \n"), "nothing is left of 3 texts (3 blank)"),
         (file_with("in.txt", b"x" * (10 << 20)), "1 line_over_1_mib"),
         (file_with("in.txt", b"good line here\n\xff\xfe\n"), "line 2: not valid UTF-8"),
