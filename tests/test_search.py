@@ -317,8 +317,13 @@ def test_a_population_that_is_asked_to_stop_ends(sentray, tune):
     sentray.wait_for_idle()
 
 
-def test_a_trial_that_fits_nowhere_is_said_at_once(sentray, tune):
-    err = sentray("tune", tune({RATE: {"grid": [1e-3]}}, cpus_per_trial=64), code=2)
+@pytest.mark.parametrize("scheduler", ["none", "population"])
+def test_a_trial_that_fits_nowhere_is_said_at_once(sentray, tune, scheduler):
+    """As is that there are fewer configurations than trials."""
+    space = {RATE: {"choice": [1e-3, 1e-2]}}
+    file = tune(space, cpus_per_trial=64, scheduler=scheduler, searcher="random", trials=3)
+    err = sentray("tune", file, code=2)
+    assert "trials: 3, but only 2 were found that differ" in sentray.said
     assert "64 core(s)" in err and "fits on no machine" in err and "search.cpus_per_trial" in err
     assert not os.listdir(sentray.folder / "runs/tune/tiny") or not trials_of(sentray)
 
