@@ -43,9 +43,9 @@ class Reference:
 
     @cached_property
     def student(self) -> Any:
-        from stages.export.running import load_student
+        from stages.export.running import load_folder
 
-        return load_student(self.folder, self.trust_remote_code)
+        return load_folder(self.folder, self.trust_remote_code)
 
     @cached_property
     def encode(self) -> Encode:

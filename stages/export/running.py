@@ -20,7 +20,7 @@ from stages.rows import unit_rows
 Run = Callable[[dict[str, np.ndarray]], np.ndarray]
 
 
-def load_student(folder: Path, trust_remote_code: bool = False, **model_kwargs: Any) -> Any:
+def load_folder(folder: Path, trust_remote_code: bool = False, **model_kwargs: Any) -> Any:
     """The exported folder in plain sentence-transformers, on the CPU."""
     from sentence_transformers import SentenceTransformer
 
@@ -36,8 +36,8 @@ def load_variant(folder: Path, variant: str, trust_remote_code: bool = False) ->
     Its graph gets as many threads as torch has, so that both can be timed side by side.
     """
     if variant == "bf16":
-        return load_student(folder, trust_remote_code, variant="bf16", dtype="bfloat16")
-    student = load_student(folder, trust_remote_code)
+        return load_folder(folder, trust_remote_code, variant="bf16", dtype="bfloat16")
+    student = load_folder(folder, trust_remote_code)
     file = folder / FILES[variant]
     names, run = _onnx(file) if file.suffix == ".onnx" else _openvino(file)
     student.transformers_model.forward = _forward(names, run)

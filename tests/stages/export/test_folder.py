@@ -17,7 +17,7 @@ from stages.encoder.tokenizer import load_tokenizer
 from stages.errors import UserError
 from stages.export.card import model_card
 from stages.export.folder import export_student
-from stages.export.running import load_student
+from stages.export.running import load_folder
 from stages.recipe import Recipe
 from stages.train.engine import cpu_copy
 from stages.train.student import save_encoder
@@ -183,10 +183,10 @@ def test_a_model_with_code_of_its_own_is_exported_and_loaded(tmp_path):
     )
     encoder, folder = exported(settings, tmp_path)
     texts = make_sentences(5)
-    found = load_student(folder, trust_remote_code=True).encode(texts)
+    found = load_folder(folder, trust_remote_code=True).encode(texts)
     np.testing.assert_allclose(found, encoder.encode_unit(texts), atol=1e-5)
     with pytest.raises(ValueError, match="trust_remote_code"):
-        load_student(folder)
+        load_folder(folder)
 
 
 @pytest.mark.parametrize("trusts", [True, False])
