@@ -14,6 +14,7 @@
 An encoder may be the student of another recipe (`model: recipe:simcse.yaml`, relative to this
 file). What that student needs is then made in the same run, and made once.
 
+What does not go together is refused by stages/combinations.py.
 pipeline/recipe/ turns a file into a recipe. Strings may use ${VARIABLES}; saved files name them
 and never show their values.
 """
@@ -23,6 +24,7 @@ from typing import Any
 import yaml
 from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
+from stages.combinations import check_combinations, without_effect
 from stages.embed.endpoint import EmbeddingEndpoint
 from stages.embed.given import VectorsSettings
 from stages.encoder.settings import EncoderSettings
@@ -169,142 +171,8 @@ class Recipe(Extensible):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Recipe":
-        objectives = self.train.objectives
-        if objectives.needs_teacher and not self.teachers:
-            wanting = [name for name, one in objectives.chosen.items() if one.needs_teacher]
-            raise ValueError(
-                f"objectives that need a teacher ({', '.join(wanting)}): add one under `teachers`"
-            )
-        ranked = [t.name for t in self.teachers if t.similarity == "ranks"]
-        if objectives.vector_regression and ranked:
-            raise ValueError(
-                f"vector_regression needs its teachers' vectors, and '{ranked[0]}' teaches ranks: "
-                "use similarity_regression"
-            )
-        deep = [name for name, one in objectives.chosen.items() if one.needs_layers]
-        if self.student.is_static and deep:
-            raise ValueError(
-                f"{deep[0]} reads states of the student's layers, and student.layers: 0 has none"
-            )
-        if self.student.vocabulary and objectives.replaced_token:
-            raise ValueError(
-                "replaced_token: its generator has the whole vocabulary of the student's model; "
-                "leave student.vocabulary out"
-            )
-        if self.student.is_static and self.export:
-            raise ValueError(
-                "export.variants are of a transformer, and student.layers: 0 has none; leave "
-                "`export` out"
-            )
-        if self.student.aligned:
-            self._check_aligned()
-        if self.ranks is None and ranked:
-            raise ValueError(
-                "a teacher with similarity: ranks needs a corpus: add `ranks: {corpus_size: 10000}`"
-            )
-        if objectives.needs_negatives and not (
-            self.perturb and all(source.gives_negatives for source in self.perturb)
-        ):
-            raise ValueError(
-                "infonce.hard_negatives needs rewrites that come with negatives: `rewriting` with "
-                "a negative_field, or `pairs` with a negative_column, in all of `perturb`"
-            )
-        taken = {view.name for view in objectives.views}
-        for source in self.perturb:
-            if source.name in taken:
-                raise ValueError(
-                    f"rewrites are called '{source.name}' like a view of an objective; rename them"
-                )
-        limit = self.sentences.limit
-        if self.ranks is not None and limit is not None and self.ranks.corpus_size > limit:
-            raise ValueError(
-                f"ranks.corpus_size {self.ranks.corpus_size} is more than sentences.limit {limit}; "
-                "lower it or raise the limit"
-            )
-        baselines = [one.name for one in self.evaluate.baselines]
-        names = [*baselines, *(teacher.name for teacher in self.teachers)]
-        for name in baselines:
-            if names.count(name) > 1 or name in ("before", "after"):
-                raise ValueError(f"the name '{name}' of a baseline is taken; choose another")
-        retrieval, columns = self.evaluate.retrieval, self.sentences.columns
-        if retrieval and not self.sentences.holdout_pairs:
-            raise ValueError(
-                "evaluate.retrieval needs held-out pairs: set sentences.holdout_pairs, with "
-                "sentences.source: python-docs, sentences.columns or sentences.split_sentences"
-            )
-        kind = "python-docs"
-        if self.sentences.holds_out_pairs:
-            kind = "columns" if columns else "first-sentence"
-        if retrieval and retrieval.kind != kind:
-            pairs = {"python-docs": "documented functions", "columns": "pairs of a table",
-                     "first-sentence": "texts with their first sentences"}[kind]  # fmt: skip
-            raise ValueError(
-                f"evaluate.retrieval.kind is {retrieval.kind}, but what `sentences` holds out is "
-                f"{pairs}: set kind: {kind}"
-            )
-        self._check_kinds()
-        if self.dev is None and self.train.dev not in (None, DevSettings()):
-            instead = "" if objectives.needs_teacher else ", and no objective reads a teacher"
-            raise ValueError(
-                "train.dev has nothing to choose the checkpoint on: name sets with labels under "
-                f"train.dev.sts or transfer, or hold sentences out (sentences.holdout is "
-                f"{self.sentences.holdout or 'null'}{instead})"
-            )
-        gate = self.export.gate if self.export else None
-        tested = any(not test.reads_model for test in self.evaluate.tests) or self.holdout != 0
-        if gate and gate.points is not None and not tested:
-            raise ValueError(
-                "export.gate.points needs tests on which points can be lost: add some under "
-                "`evaluate`, or leave it out"
-            )
+        check_combinations(self)
         return self
-
-    def _check_kinds(self) -> None:
-        """What sentences of one kind have no use for, and what does not work with two."""
-        if self.sentences.columns is None:
-            places: list[tuple[str, Any]] = [("student", self.student)]
-            for number, teacher in enumerate(self.teachers):
-                where = f"teachers[{number}]"
-                places += [(where, teacher), (f"{where}.endpoint", teacher.endpoint)]
-            for where, settings in places:
-                for name in ("prompts", "prompt_names"):
-                    if getattr(settings, name, None):
-                        raise ValueError(
-                            f"{where}.{name} is for sentences of two kinds, and these are of one: "
-                            "set sentences.columns, or leave it out and set prompt"
-                        )
-            return
-        by_text = [f"teacher '{t.name}'" for t in self.teachers
-                   if t.vectors is not None and t.vectors.sentence_column]  # fmt: skip
-        by_text += [f"perturb '{source.name}'" for source in self.perturb
-                    if source.pairs is not None and source.pairs.sentence_column]  # fmt: skip
-        if by_text:
-            raise ValueError(
-                f"{by_text[0]} is joined to the sentences by their text, and with "
-                "sentences.columns a text may be there as a query and as a document: set id_column "
-                "instead of sentence_column"
-            )
-
-    def _check_aligned(self) -> None:
-        regression = self.train.objectives.vector_regression
-        if regression is None:
-            raise ValueError("student.aligned needs train.objectives.vector_regression")
-        if len(self.teachers) > 1:
-            raise ValueError(
-                f"student.aligned: a student lives in one teacher's space, and there are "
-                f"{len(self.teachers)} teachers; keep one"
-            )
-        if self.teachers[0].factor_width is not None:
-            raise ValueError(
-                "student.aligned: the student lives in its teacher's space, and "
-                f"teachers[0].factor_width keeps {self.teachers[0].factor_width} dimensions of "
-                "it; leave one of them out"
-            )
-        if regression.projection == "learned":
-            raise ValueError(
-                "vector_regression.projection: learned is dropped after training, and "
-                "student.aligned keeps its map; leave one of them out"
-            )
 
     @property
     def holdout(self) -> int | None:
@@ -334,59 +202,13 @@ class Recipe(Extensible):
         """All settings as plain data, defaults included, ${VARIABLES} as they were written."""
         return dict(with_texts(self.model_dump(), self._texts))
 
+    def warnings(self) -> list[str]:
+        """Settings that have no effect together, said whenever the recipe is planned or run."""
+        return [*without_effect(self)]
+
     def summary(self) -> str:
         """What the model card tells of the recipe, as YAML (see `Settings.public`)."""
         return as_yaml(with_texts(self.public(), self._texts))
-
-    def warnings(self) -> list[str]:
-        """Settings that have no effect together, said whenever the recipe is planned or run."""
-        found = []
-        student = self.student
-        rewritten = self.perturb and self.train.rewritten_view != "none"
-        objectives = self.train.objectives
-        if not (student.views_differ or rewritten):
-            why = (
-                "student.layers: 0 has no dropout" if student.is_static else "student.dropout is 0"
-            )
-            then = ["train.objectives.consistency is exactly 0"] * bool(objectives.consistency)
-            then += ["infonce only spreads vectors apart"] * bool(objectives.infonce)
-            if then:
-                alike = "so both views of a sentence are the same vector"
-                found.append(f"{why}, {alike}: {', and '.join(then)}")
-        if objectives.vector_regression and student.head != "none":
-            found.append(
-                f"student.head: {student.head} is between the student and its teachers' vectors "
-                "(train.objectives.vector_regression), and is dropped after training; use none"
-            )
-        if rewritten and self.train.rewritten_view == "second" and not objectives.needs_second:
-            found.append(
-                "perturb has no effect but to choose sentences: the objectives read one view; set "
-                "train.rewritten_view: first, or name another objective"
-            )
-        if student.second_template and not (objectives.needs_second or objectives.needs_negatives):
-            found.append(
-                "student.second_template has no effect: the objectives read one view; leave it out"
-            )
-        if self.sentences.holdout and not objectives.needs_teacher:
-            found.append(
-                "sentences.holdout has no effect: agreement is measured with teachers that an "
-                "objective reads, and there is none"
-            )
-        if self.train.rewritten_view == "first" and not self.perturb:
-            found.append("train.rewritten_view has no effect: there are no rewrites (`perturb`)")
-        if not objectives.needs_teacher and any(t.factor_width for t in self.teachers):
-            found.append("factor_width has no effect: no objective reads a teacher's vectors")
-        ranks = self.ranks
-        if (
-            ranks
-            and ranks.inference_weight is None
-            and not any(teacher.similarity == "ranks" for teacher in self.teachers)
-        ):
-            found.append(
-                "ranks has no effect: no teacher has similarity: ranks, and ranks.inference_weight "
-                "is null"
-            )
-        return found
 
 
 def as_yaml(raw: Any) -> str:
