@@ -11,6 +11,8 @@ from stages.errors import UserError
 
 S = TypeVar("S", bound=EncoderSettings)
 
+# Tokens that an encoder may read (`max_length`), and those of one that does not say how many.
+LONGEST, UNTOLD = 8192, 128
 # Pre-tokenizers that drop white space, so that no token has any in it
 DROPS_SPACES = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
 
@@ -155,6 +157,18 @@ def num_positions(config: dict[str, Any]) -> int | None:
     """Tokens that a model has positions for, or None where it sets no bound."""
     positions = config.get("max_position_embeddings")
     return None if positions is None else positions - position_offset(config)
+
+
+def tokens_read(folder: Path) -> int:
+    """Tokens that sentence-transformers reads of a text with the model in a folder, at most 8,192,
+    and 128 where its files do not say; newer versions write it down with the tokenizer."""
+    first = next((one["path"] for one in read_modules(folder)), "")
+    places = ("sentence_bert_config", "max_seq_length"), ("tokenizer_config", "model_max_length")
+    told = (read_json(folder / first / f"{file}.json").get(key) for file, key in places)
+    positions = num_positions(read_json(folder / first / "config.json"))
+    length = next((length for length in told if length), None)
+    bounds = [bound for bound in (length, positions) if bound is not None]
+    return int(min(*bounds, LONGEST)) if bounds else UNTOLD
 
 
 def described_in(settings: ModelSettings) -> Path:

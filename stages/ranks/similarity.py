@@ -18,8 +18,7 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import rankdata
 
-from stages.encoder.config import num_positions
-from stages.encoder.files import model_folder, read_json
+from stages.encoder.config import described_in, tokens_read
 from stages.encoder.model import Encoder, load_for_inference
 from stages.encoder.pipeline import PipelineEncoder
 from stages.encoder.prompts import with_kind_prompts
@@ -137,9 +136,7 @@ def load_student(model: str | Path, rank_weight: float | None = None) -> RankAwa
     if not about.is_file() and rank_weight:
         raise UserError(f"model '{model}': it was exported without rank vectors")
     settings = EncoderSettings(model=str(model))
-    found = model_folder(settings.model)
-    if found is not None:
-        settings = settings.model_copy(update={"max_length": _tokens_read(found)})
+    settings = settings.model_copy(update={"max_length": tokens_read(described_in(settings))})
     encoder = load_for_inference(with_kind_prompts(settings))
     if not about.is_file():
         return RankAwareEncoder(encoder, None, None, 0.0)
@@ -151,11 +148,3 @@ def load_student(model: str | Path, rank_weight: float | None = None) -> RankAwa
         np.load(basis, mmap_mode="r", allow_pickle=False) if basis.is_file() else None,
         weight if rank_weight is None else rank_weight,
     )
-
-
-def _tokens_read(folder: Path) -> int:
-    """Tokens that a sentence-transformers folder reads of a text; 128 where it does not say."""
-    about = read_json(folder / "sentence_bert_config.json")
-    length = about.get("max_seq_length") or EncoderSettings.model_fields["max_length"].default
-    positions = num_positions(read_json(folder / "config.json"))
-    return int(min(length, positions or length, 8192))

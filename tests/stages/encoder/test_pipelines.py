@@ -19,6 +19,7 @@ from stages.encoder.source import EncoderSource
 from stages.encoder.tokenizer import load_tokenizer
 from stages.errors import UserError
 from stages.export.folder import export_student
+from stages.ranks.similarity import load_student
 from stages.rows import unit_rows
 from stages.train.engine import cpu_copy
 from stages.train.student import save_encoder
@@ -446,6 +447,21 @@ def test_a_model_of_the_hub_is_read_from_its_cache(tmp_path, hub, way):
     encoder = load_for_inference(settings_of("tiny/whole"))
     assert isinstance(encoder, {"mean": Encoder, "max": PipelineEncoder}[way])
     np.testing.assert_allclose(encoder.encode_unit(TEXTS), expected(folder), atol=1e-5)
+
+
+@pytest.mark.parametrize("most", [24, 10**6])
+def test_as_many_tokens_are_read_as_sentence_transformers_reads(tmp_path, hub, most):
+    """Which has it in one file or another, or no bound but the model's 64 positions."""
+    from sentence_transformers import SentenceTransformer
+
+    older = make_pipeline(tmp_path / "older", pooling("mean"))
+    (older / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": min(most, 64)}))
+    model = SentenceTransformer(str(older), device="cpu")
+    model.max_seq_length = most
+    model.save(str(tmp_path / "newer"))
+    hub("tiny/newer", tmp_path / "newer")
+    for name in (older, tmp_path / "newer", "tiny/newer"):
+        assert load_student(name).encoder.settings.max_length == min(most, 64)
 
 
 def test_a_model_that_is_not_in_the_cache_is_said_to_be_missing(tmp_path, hub):

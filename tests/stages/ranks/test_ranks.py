@@ -259,7 +259,7 @@ def test_vectors_of_another_encoder_are_refused(encoder):
 
 @pytest.mark.parametrize("length", [None, 20, 10**6])
 def test_any_encoder_folder_can_be_asked(tmp_path, student_folder, length, monkeypatch):
-    """max_seq_length missing, null or beyond the model's 64 positions; a blank line; windows."""
+    """max_seq_length null or beyond the model's 64 positions; a blank line; windows."""
     folder = shutil.copytree(student_folder, tmp_path / "model")
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
