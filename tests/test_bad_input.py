@@ -139,6 +139,9 @@ BAD = {
         lambda tmp: ["teachers.0.model=nobody/no-such-model"],
         "model 'nobody/no-such-model': not in the Hugging Face cache",
     ),
+    "a rewrite that is its negative": (
+        lambda tmp: chat(rewrite_field="text", negative_field="_Text"),
+        "'_Text' and rewrite_field 'text' are one field"),
     "a folder that does not exist": (
         lambda tmp: [f"student.model={tmp}/nowhere"], "there is no such folder"),
     "a package that is not installed": (

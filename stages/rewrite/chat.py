@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from stages.endpoint.http import Reply, bytes_as_tokens, counted, parsed
 from stages.rewrite.rewrites import Outcome
-from stages.rewrite.rewriting import Rewriting
+from stages.rewrite.rewriting import Rewriting, plain_field
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ def read_answer(settings: Rewriting, answer: Answer) -> Outcome:
     some = False
     for found in _objects(text):
         some = True
-        fields = {_plain(str(name)): value for name, value in found.items()}
-        values = (fields.get(_plain(name)) for name in _fields(settings))
+        fields = {plain_field(str(name)): value for name, value in found.items()}
+        values = (fields.get(plain_field(name)) for name in _fields(settings))
         rewrite, *negative = (one.strip() if isinstance(one, str) else "" for one in values)
         if rewrite:
             return Outcome(rewrite, "".join(negative) or None)
@@ -94,10 +94,6 @@ def read_answer(settings: Rewriting, answer: Answer) -> Outcome:
 def _fields(settings: Rewriting) -> list[str]:
     names = [settings.rewrite_field, settings.negative_field]
     return [name for name in names if name is not None]
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[\W_]+", "", name).casefold()
 
 
 def _objects(text: str) -> Iterator[dict[Any, Any]]:

@@ -1,11 +1,14 @@
 """Quality filters: their settings, and why a rewrite is rejected."""
 
+import difflib
 import re
+import sys
 import unicodedata
 from functools import cache
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from stages.errors import UserError
 from stages.packages import need
 from stages.plain import UNPRINTABLE
 from stages.settings import Settings
@@ -35,13 +38,23 @@ class Filters(Settings):
     )
     script: str | None = Field(
         "LATIN",
-        description="Unicode script of at least half of the letters; null: any.",
+        description="Script of at least half of the letters, as Unicode's names of letters begin "
+        "(CYRILLIC, GREEK, HANGUL; HAN: Chinese characters); null: any.",
     )
     language: str | None = Field(
         None,
         description="Language that py3langid must find, as an ISO 639-1 code; null: any. Rewrites "
         "of less than 30 characters pass, since it is unsure of them.",
     )
+
+    @field_validator("script")
+    @classmethod
+    def _is_a_script(cls, script: str | None) -> str | None:
+        if script and script.upper() != "LATIN" and _named(script) not in _scripts():
+            close = difflib.get_close_matches(_named(script), _scripts(), n=1)
+            hint = f"did you mean {close[0]}?" if close else "such as CYRILLIC or HAN"
+            raise ValueError(f"no letter's name in Unicode begins with '{script}'; {hint}")
+        return script
 
     @model_validator(mode="after")
     def _ordered(self) -> "Filters":
@@ -55,8 +68,12 @@ class Filters(Settings):
         return ("rapidfuzz", "py3langid") if self.language else ("rapidfuzz",)
 
     def check_packages(self, what: str) -> None:
-        """Raises UserError where the packages that the filters need are not installed."""
+        """Raises UserError where the packages that the filters need are not installed, or know no
+        such language."""
         need("rewrites", what, *self.packages)
+        if self.language is not None and self.language not in _languages():
+            known = ", ".join(sorted(_languages()))
+            raise UserError(f"{what}.language: py3langid knows no '{self.language}'; {known}")
 
     def fault(self, sentence: str, rewrite: str) -> str | None:
         """Why a rewrite of a sentence is rejected, the first reason that applies; None: it is kept.
@@ -83,7 +100,7 @@ class Filters(Settings):
             return "near_copy"
         if most_repeats(found) > self.max_repeats >= most_repeats(source):
             return "repeats"
-        if self.script and script_share(rewrite, self.script.upper()) < 0.5:
+        if self.script and script_share(rewrite, _named(self.script)) < 0.5:
             return "wrong_script"
         if self.language is not None and len(found) >= LANGUAGE_NEEDS_CHARS:
             import py3langid
@@ -115,6 +132,23 @@ def script_share(text: str, script: str) -> float:
     if not letters:
         return 1.0
     return sum(_script_of(char) == script for char in letters) / len(letters)
+
+
+def _named(script: str) -> str:
+    """As names of letters begin with it: those of Chinese characters do not name their script."""
+    return {"HAN": "CJK"}.get(script.upper(), script.upper())
+
+
+@cache
+def _scripts() -> set[str]:
+    return {_script_of(char) for char in map(chr, range(sys.maxunicode + 1)) if char.isalpha()}
+
+
+@cache
+def _languages() -> set[str]:
+    import py3langid
+
+    return {language for language, _ in py3langid.rank("a")}
 
 
 @cache

@@ -1,5 +1,6 @@
 """Rewrites that a chat model writes: behind an endpoint, or in vLLM on the cluster's GPUs."""
 
+import re
 import string
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,6 +40,11 @@ sentence1: a paraphrase that keeps its meaning in other words and another struct
 sentence2: a sentence that contradicts it or has nothing to do with it, of about the same length.
 Answer with nothing but a JSON object: {{"sentence1": "...", "sentence2": "..."}}
 Sentence: {sentence}"""
+
+
+def plain_field(name: str) -> str:
+    """A field's name as answers are compared by: models do not keep to its case and punctuation."""
+    return re.sub(r"[\W_]+", "", name).casefold()
 
 
 class ChatBudget(Budget):
@@ -110,6 +116,16 @@ class Rewriting(RewriteSource, EndpointSettings):
             raise ValueError(
                 "prompt must contain {sentence} exactly once and no other field "
                 f"(it has {fields or 'none'}); braces that are text must be doubled"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _fields_differ(self) -> "Rewriting":
+        named = self.negative_field
+        if named is not None and plain_field(named) == plain_field(self.rewrite_field):
+            raise ValueError(
+                f"negative_field '{named}' and rewrite_field '{self.rewrite_field}' are one field: "
+                "answers are read whatever the case and punctuation of their fields; name another"
             )
         return self
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stages.errors import UserError
 from stages.rewrite.filters import Filters, most_repeats
 from stages.rewrite.rewrites import Rewrite, added, shard_files
 from tests.support.models import make_sentences
@@ -43,6 +44,27 @@ def test_filters_can_be_loosened():
     for rewrite in ("She.", SOURCE + "!", "book " * 40, "Старая женщина", "Die alte Frau liest."):
         assert loose.fault(SOURCE, rewrite) is None
     assert loose.fault(SOURCE, SOURCE.upper()) == "unchanged"
+
+
+@pytest.mark.parametrize(
+    ("script", "rewrite"),
+    [("HAN", "一位老太太在看书"), ("cyrillic", "Старая женщина"), ("Latin", "Die alte Frau.")],
+)
+def test_scripts_are_known_by_their_usual_names(script, rewrite):
+    assert Filters(script=script, min_growth=0).fault(SOURCE, rewrite) is None
+    assert Filters(script="GREEK", min_growth=0).fault(SOURCE, rewrite) == "wrong_script"
+
+
+@pytest.mark.parametrize("script", ["LATTIN", "chinese"])
+def test_what_no_letter_is_of_is_refused(script):
+    with pytest.raises(ValueError, match=f"begins with '{script}'; "):
+        Filters(script=script)
+
+
+@pytest.mark.parametrize("language", ["EN", "eng"])
+def test_a_language_that_is_never_found_is_refused(language):
+    with pytest.raises(UserError, match=f"py3langid knows no '{language}'; .* en, "):
+        Filters(language=language).check_packages("perturb[0].filters")
 
 
 def test_a_sentence_that_repeats_itself_may_be_rewritten_so():
