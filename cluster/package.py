@@ -244,7 +244,7 @@ def _below(place: Path) -> Iterator[tuple[str, Path]]:
     if place.is_file():
         yield "", place
         return
-    for file in files_below(place):
+    for file in files_below(place, hidden=(".",)):
         yield file.relative_to(place).as_posix(), file
 
 

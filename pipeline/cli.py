@@ -166,8 +166,8 @@ def _lines(path: str) -> list[str]:
         if path != "-" and Path(path).is_char_device():  # /dev/zero never ends
             raise UserError(f"{path}: is a device; name a text file, or - for standard input")
         if path == "-" and isinstance(sys.stdin, io.TextIOWrapper):  # whatever the locale
-            sys.stdin.reconfigure(encoding="utf-8", errors="strict")
-        with sys.stdin if path == "-" else open(path, encoding="utf-8") as file:
+            sys.stdin.reconfigure(encoding="utf-8-sig", errors="strict")
+        with sys.stdin if path == "-" else open(path, encoding="utf-8-sig") as file:
             texts = [line.strip() for line in file]
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
@@ -216,7 +216,10 @@ def _parser() -> argparse.ArgumentParser:
     similarity = commands.add_parser("similarity", help="similarity of two sentences")
     encode = commands.add_parser("encode", help="sentences of a text file to vectors")
     for command in (similarity, encode):
-        command.add_argument("model", help="an exported student's folder, or any encoder")
+        command.add_argument(
+            "model",
+            help="an exported student's folder, or another encoder whose files say how to pool",
+        )
         command.add_argument(
             "--rank-weight", type=float, metavar="W",
             help="share of rank similarity (Eq. 7) instead of the exported one; 0: cosine alone",

@@ -17,6 +17,9 @@ from typing import Any
 from stages.errors import StorageError, UserError
 from stages.files import Root, masked_uri
 
+# How names begin where tools keep what is theirs: downloads, and Spark beside the parts of a table.
+HIDDEN = (".", "_")
+
 
 def cache_folder() -> Path:
     """Where digests, copies of remote files, and what is on its way to a store are kept."""
@@ -24,15 +27,18 @@ def cache_folder() -> Path:
     return Path(base).expanduser() / "sentray"
 
 
-def describe_path(path: str, setting: str) -> dict[str, Any]:
+def describe_path(path: str, setting: str, hidden: tuple[str, ...] = HIDDEN) -> dict[str, Any]:
     """Content of a file and its kind (the suffix), or content of a folder's files by name.
+
+    Args:
+        hidden: as `files_below` has it.
 
     Raises:
         UserError: nothing is there, or a link in the folder leads nowhere; names `setting`.
     """
     place = Path(path).expanduser()
     if place.is_dir():
-        files = files_below(place, setting)
+        files = files_below(place, setting, hidden)
         return {"files": {one.relative_to(place).as_posix(): digest(one) for one in files}}
     if not place.is_file():
         shown = masked_uri(path) if "://" in path else place
@@ -41,16 +47,20 @@ def describe_path(path: str, setting: str) -> dict[str, Any]:
     return {"sha256": digest(place), "kind": "".join(kind)}
 
 
-def files_below(folder: Path, setting: str | None = None) -> list[Path]:
-    """The files in a folder and in its folders, in the order of their paths; none with a dot
-    before its name or a folder's of it, where tools keep what is theirs, as downloads do.
+def files_below(
+    folder: Path, setting: str | None = None, hidden: tuple[str, ...] = HIDDEN
+) -> list[Path]:
+    """The files in a folder and in its folders, in the order of their paths.
+
+    Args:
+        hidden: how the names of files and folders begin that are left out.
 
     Raises:
         UserError: a link leads nowhere; names `setting`. Without one these are left out.
     """
     found = []
     for one in sorted(folder.rglob("*")):
-        if any(name.startswith(".") for name in one.relative_to(folder).parts):
+        if any(name.startswith(hidden) for name in one.relative_to(folder).parts):
             continue
         if setting is not None and not one.exists():
             raise UserError(f"{setting}: the link {one} leads nowhere; mend it or take it out")

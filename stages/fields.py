@@ -80,7 +80,9 @@ class _FileContent:
 @dataclass(frozen=True)
 class _DatasetContent:
     def describe(self, value: str, where: str) -> Any:
-        return content.describe_path(value, where) if Path(value).is_dir() else value
+        if not Path(value).is_dir():
+            return value
+        return content.describe_path(value, where, hidden=(".",))
 
 
 @dataclass(frozen=True)

@@ -268,7 +268,8 @@ def _is_json(line: bytes) -> bool:
 def _records(source: Source) -> Iterator[tuple[str, ...] | Reject]:
     kind = None if source.told else source.kind
     columns = tuple(source.chosen.values()) or ("text",)
-    table = Table(source.path, columns, kind, "reject", "text", has_gaps=source.has_pairs)
+    flags = "--column, or in --query and --document,"
+    table = Table(source.path, columns, kind, "reject", flags, has_gaps=source.has_pairs)
     return read_table(table)
 
 

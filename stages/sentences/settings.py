@@ -33,7 +33,8 @@ class SentencesSettings(Settings):
     )
     path: InputPath | None = Field(
         None,
-        description="A file, or a folder, whose files and folders are read in name order.",
+        description="A file, or a folder, whose files and folders are read in name order, but "
+        "those that begin with a dot or an underscore.",
     )
     dataset: Dataset | None = Field(None, description="Hugging Face data set: id or local folder.")
     dataset_file: str | None = Field(None, description="Only this file of the data set.")
@@ -90,6 +91,10 @@ class SentencesSettings(Settings):
             raise ValueError("give exactly one of: path, dataset, source: python-docs")
         if self.source == "dataset" and self.dataset is None:
             raise ValueError("source 'dataset' is told by `dataset`; name the kind of file instead")
+        if self.dataset is not None and self.source not in (None, "dataset"):
+            raise ValueError(
+                f"source '{self.source}' is of a `path`; leave it out beside a `dataset`"
+            )
         if self.packages is not None and self.source != "python-docs":
             raise ValueError("packages are read by source: python-docs; leave them out")
         split = type(self).model_fields["dataset_split"].default

@@ -168,7 +168,10 @@ def input_files(path: str, setting: str) -> list[Path]:
     if place.is_dir():
         files = files_below(place, setting)
         if not files:
-            raise UserError(f"{setting}: the folder {place} has no files")
+            raise UserError(
+                f"{setting}: the folder {place} has no files but those whose names begin with a "
+                "dot or an underscore"
+            )
     for file in files:
         if file.stat().st_size == 0:
             raise UserError(f"{setting}: the file {file} is empty")
@@ -274,9 +277,6 @@ def _delimited(file: Path, table: Table, tab: bool) -> Iterator[Row]:
                 continue
             if names is None:
                 check_columns(table, cells, str(file))
-                for column in table.columns:
-                    if cells.count(column) > 1:
-                        raise UserError(f"{file}: the column '{column}' is there twice")
                 names = cells
                 continue
             yield from rejected
@@ -344,7 +344,8 @@ def is_text(kind: Any) -> bool:
     import pyarrow as pa
 
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+    known = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(is_it(kind) for is_it in known)
 
 
 def check_columns(table: Table, names: Sequence[str], where: str) -> None:
@@ -356,10 +357,12 @@ def check_columns(table: Table, names: Sequence[str], where: str) -> None:
                 f"{where}: there is no column '{column}'; it has {', '.join(names)}.{hint} Say in "
                 f"{table.setting} which columns to read."
             )
+        if names.count(column) > 1:
+            raise UserError(f"{where}: the column '{column}' is there twice")
 
 
 def _cells(row: dict[str, Any], table: Table, where: str) -> Row:
-    check_columns(table, [*row, *table.optional], where)
+    check_columns(table, [*(row | dict.fromkeys(table.optional))], where)
     found = []
     for column in table.columns:
         value = row.get(column)

@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pipeline.cli import main
@@ -84,8 +85,12 @@ def test_vectors_are_written_over_no_text(tmp_path, student_folder, capsys):
 
 
 def test_standard_input_is_utf_8_whatever_the_locale(tmp_path):
+    """With a byte order mark or without, as a file is."""
     model, out = make_pipeline(tmp_path / "model", pooling("mean")), tmp_path / "vectors.npy"
-    for given, code in ((b"A cat.\n\xff\xfe bird\n", 2), ("Ein Bär.\n".encode(), 0)):
+    marked = tmp_path / "marked.txt"
+    marked.write_text("the dog sees Bär.\n", encoding="utf-8-sig")
+    (tmp_path / "plain.txt").write_text("the dog sees Bär.\n", encoding="utf-8")
+    for given, code in ((b"A cat.\n\xff\xfe bird\n", 2), (marked.read_bytes(), 0)):
         process = subprocess.run(
             [sys.executable, "-m", "pipeline.cli", "encode", model, "-", out],
             input=given, capture_output=True, env=os.environ | {"LC_ALL": "POSIX"}, cwd=REPOSITORY,
@@ -93,6 +98,11 @@ def test_standard_input_is_utf_8_whatever_the_locale(tmp_path):
         assert process.returncode == code
         assert (b"-: not a UTF-8 text file" in process.stderr) == (code == 2)
         assert b"Traceback" not in process.stderr
+    found = [np.load(out)]
+    for name in ("marked.txt", "plain.txt"):
+        assert main(["encode", str(model), str(tmp_path / name), str(out)]) == 0
+        found.append(np.load(out))
+    np.testing.assert_array_equal(found[:2], [found[2]] * 2)
 
 
 if __name__ == "__main__":

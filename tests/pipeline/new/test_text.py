@@ -223,6 +223,9 @@ def test_a_key_that_holds_no_text_later_on_is_no_column_of_text(tmp_path):
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(UserError, match="line 2: column 'text' holds int"):
         look(find_source(str(tmp_path / "t.jsonl"), {}))
+    (tmp_path / "t.jsonl").write_text('{"text": "It is so."}\n{"other": "It is."}\n')
+    with pytest.raises(UserError, match="line 2: .* no column 'text'.* Say in --column, or"):
+        look(find_source(str(tmp_path / "t.jsonl"), {}))
 
 
 def test_names_of_columns_are_read_as_the_rows_are(tmp_path):

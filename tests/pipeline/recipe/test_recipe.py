@@ -123,6 +123,7 @@ def test_an_alias_is_a_value_of_its_own(tmp_path):
         (["evaluate.retrieval={}"], "needs held-out pairs"),
         (["sentences.min_chars=2000"], "is above max_chars"),
         (["sentences.dataset=x/y"], "exactly one of"),
+        (["sentences={dataset: x/y, source: jsonl}"], "source 'jsonl' is of a `path`"),
         (["train.batch_size"], "key.sub=value"),
         (["name=Bad Name"], "name: String should match"),
         (["teachers.0.name=after"], "is taken"),

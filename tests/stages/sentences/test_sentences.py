@@ -21,6 +21,7 @@ from stages.sentences.build import build_sentences
 from stages.sentences.cleaning import clean_text
 from stages.sentences.python_docs import prose_paragraphs, statements
 from stages.sentences.settings import SentencesSettings
+from stages.sentences.sources import text_columns
 from tests.support.models import make_sentences
 
 
@@ -53,19 +54,22 @@ def test_each_kind_of_file_gives_the_same_sentences(tmp_path):
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     expected = build(path=str(tmp_path / "a.txt"))[0]
     assert sorted(expected) == sorted(sentences)
-    for suffix in ("txt.gz", "jsonl", "csv", "tsv", "parquet"):
+    views = pa.table({"text": pa.array(sentences, pa.string_view())})
+    pq.write_table(views, tmp_path / "a.PARQUET")
+    assert text_columns(tmp_path / "a.PARQUET", "parquet") == ["text"]
+    for suffix in ("txt.gz", "jsonl", "csv", "tsv", "parquet", "PARQUET"):
         assert build(path=str(tmp_path / f"a.{suffix}"))[0] == expected, suffix
 
 
 def test_a_folder_is_read_with_its_folders_but_not_hidden_ones(tmp_path):
-    """As it is told apart: what is read is what counts."""
+    """As it is told apart: what is read is what counts. Spark leaves empty marks."""
     sentences = make_sentences(30)
     for number, name in enumerate(["b.txt", "a/part.txt", "a/deep/part.txt"]):
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text("\n".join(sentences[10 * number : 10 * number + 10]) + "\n")
-    for name in (".cache/part.txt", "a/.part.txt"):
+    for name in (".cache/part.txt", "a/.part.txt", "a/_temporary/part.txt", "_SUCCESS"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("A sentence that nobody wants.\n")
+        (tmp_path / name).write_text("" if name == "_SUCCESS" else "A sentence nobody wants.\n")
     assert sorted(build(path=str(tmp_path))[0]) == sorted(sentences)
     told = describe_path(str(tmp_path), "sentences.path")
     assert [*told["files"]] == ["a/deep/part.txt", "a/part.txt", "b.txt"]
@@ -333,6 +337,12 @@ def dangling_link(folder):
     return "inner"
 
 
+def parquet_with_two_of_a_name(folder):
+    both = pa.table([["x"], ["y"]], names=["text", "text"])
+    pq.write_table(both, folder / "in.parquet")
+    return "in.parquet"
+
+
 def parquet_without_column(folder):
     pq.write_table(pa.table({"body": ["x"]}), folder / "in.parquet")
     return "in.parquet"
@@ -367,6 +377,8 @@ def file_with(name, data):
         (file_with("in.csv", b'text\n"He said "hi" there."\n'), "line 2: cannot be read"),
         (file_with("in.parquet", b"not parquet"), "not a readable Parquet file"),
         (file_with("in.docx", b"x"), "suffix '.docx' is not known"),
+        (file_with("in.tsv", b"text\ttext\nx\ty\n"), "the column 'text' is there twice"),
+        (parquet_with_two_of_a_name, "the column 'text' is there twice"),
         (parquet_without_column, "no column 'text'; it has body"),
         (damaged_gzip, "damaged or cut off"),
         (file_with("in.txt.gz", b"plain text\n"), "damaged or cut off"),
