@@ -9,6 +9,7 @@ inputs, a place to write, a way to say how far it is. So a stage imports nothing
 A stage object holds typed settings only. It is small, and it travels to the process that works.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -349,16 +350,28 @@ class Measurement:
     figures: list[Figure]
 
     def plain(self) -> dict[str, Any]:
-        """As JSON data."""
-        return asdict(self)
+        """As JSON data, which has no nan: null is there instead."""
+        found: dict[str, Any] = _numbers(asdict(self), lambda value: value == value, None)
+        return found
 
     @staticmethod
     def read(raw: dict[str, Any]) -> "Measurement":
         figures = []
         for one in raw["figures"]:
-            interval = one["interval"]
-            figures.append(Figure(**one | {"interval": tuple(interval) if interval else None}))
+            has_interval = one["interval"] is not None
+            one = _numbers(one, lambda value: value is not None, math.nan)
+            one["interval"] = tuple(one["interval"]) if has_interval else None
+            figures.append(Figure(**one))
         return Measurement(EncoderLabel(**raw["encoder"]), figures)
+
+
+def _numbers(raw: Any, keeps: Callable[[Any], bool], instead: float | None) -> Any:
+    """Plain data with another value in place of those that are not kept."""
+    if isinstance(raw, dict):
+        return {key: _numbers(item, keeps, instead) for key, item in raw.items()}
+    if isinstance(raw, list | tuple):
+        return [_numbers(item, keeps, instead) for item in raw]
+    return raw if keeps(raw) else instead
 
 
 def measured(

@@ -9,6 +9,7 @@ from pipeline.store.history import newest_record
 from pipeline.upkeep.contents import key_of
 from stages.contract import EncoderLabel, Figure, Measurement
 from stages.errors import UserError
+from stages.fingerprint import fingerprint
 
 
 def compare_runs(names: list[str], storage: str) -> Results:
@@ -25,7 +26,7 @@ def compare_runs(names: list[str], storage: str) -> Results:
     store = ArtifactStore(storage)
     rows = {name: _row(store, name) for name in names}
     shared = set.intersection(*(set(row) for row in rows.values()))
-    if all(json.loads(test)[0]["kind"] == "Size" for _, test in shared):
+    if all(json.loads(test)[0] == "Size" for _, test in shared):
         tests = "; ".join(f"{name}: {', '.join(n for n, _ in row)}" for name, row in rows.items())
         raise UserError(
             f"compare {' '.join(names)}: they share no test with equal settings and data ({tests})"
@@ -70,7 +71,9 @@ def _row(store: ArtifactStore, name: str) -> dict[tuple[str, str], tuple[Figure,
         # held-out sentences and pairs, teachers' factors; earlier versions did not say, so that
         # nothing of theirs is known to be the same but where a test reads files only
         reads = manifest.stats.get("reads", manifest.inputs)
-        about = [manifest.identity["test"], manifest.identity["encoder.max_length"]]
+        test = manifest.identity["test"]
+        settings = manifest.stats.get("test") or fingerprint(test)  # once it was not kept
+        about = [test["kind"], settings, manifest.identity["encoder.max_length"]]
         about += sorted(key_of(manifest.inputs[name]) for name in reads)
         for figure in measurement.figures:
             found[figure.name, json.dumps(about, sort_keys=True)] = figure, source

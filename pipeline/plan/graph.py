@@ -219,7 +219,12 @@ class RecipeGraph:
         known = {node.fingerprint: name for name, node in self.nodes.items()}
         names: dict[str, str] = {}
         other = build_graph(recipe, (*self._above, file))
-        self.recipes = other.recipes | self.recipes
+        for name, one in other.recipes.items():
+            if self.recipes.setdefault(name, one) != one:
+                raise UserError(
+                    f"recipe {file}: two recipes with different settings are called '{name}'; "
+                    "rename one of them"
+                )
         needed = needed_for(other.nodes, ["train"])
         for name, node in other.nodes.items():
             if name not in needed:
@@ -229,11 +234,6 @@ class RecipeGraph:
                 inputs = {own: names[there] for own, there in node.inputs.items()}
                 self.nodes[names[name]] = replace(node, name=names[name], inputs=inputs)
                 self._borrowed.add(names[name])
-            elif self.nodes[names[name]].fingerprint != node.fingerprint:
-                raise UserError(
-                    f"recipe {file}: two recipes with different settings are called "
-                    f"'{recipe.name}'; rename one of them"
-                )
         self._students[file] = names["train"]
         return names["train"]
 

@@ -113,8 +113,15 @@ class Document:
 
     def texts(self, settings: BaseModel) -> Texts:
         """Where this document has ${VARIABLES}, for settings that were read from it."""
-        whole = settings.model_dump()
-        return {path: (value_at(whole, path), text) for path, text in _variables(self.raw)}
+        whole, found = settings.model_dump(), {}
+        for path, text in _variables(self.raw):
+            value = value_at(whole, path)
+            if isinstance(value, dict):  # written as one of its settings alone
+                alone = _expand(text, path, type(settings))
+                path += tuple(key for key, inner in value.items() if inner == alone)[:1]
+                value = alone
+            found[path] = (value, text)
+        return found
 
     def _message(self, error: Any, settings: "_KnownSettings", section: str) -> str:
         where = tuple(str(part) for part in error["loc"])

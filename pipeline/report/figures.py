@@ -97,7 +97,7 @@ class Results:
             "differences": [one.plain() for one in self.differences],
             "means": [one.plain() for one in self.means],
         }
-        return json.dumps(whole, indent=1)
+        return json.dumps(whole, indent=1, allow_nan=False)
 
     @staticmethod
     def read(raw: dict[str, Any]) -> "Results":
@@ -156,6 +156,11 @@ def collect_from(
         named, first = ", ".join(map(str, seeds)), next(iter(seeds))
         notes[f"student after: mean and standard deviation of seeds {named}; all else of the "
               f"student is seed {first}'s."] = None  # fmt: skip
+    for several in found.values():
+        own = [one.encoder.seed for one, _ in several if one.encoder.seed is not None]
+        if 0 < len(own) < len(seeds):
+            named = ", ".join(figure.name for figure in several[0][0].figures)
+            notes[f"{named}: only of seed {', '.join(map(str, own))}."] = None
     return Results(measurements, list(notes), dict(folders), sources)
 
 
@@ -188,20 +193,18 @@ def mean_over_seeds(several: Sequence[Measurement]) -> Measurement:
 
 
 def averages(figures: Iterable[Figure]) -> dict[str, Figure]:
-    """Means over the figures that ask for one, where there is more than one, by heading."""
+    """Means over the figures that ask for one, where there is more than one, by heading; by seed
+    where all have the same number of seeds."""
     groups: dict[str, list[Figure]] = {}
     for figure in figures:
         if figure.averaged:
             groups.setdefault(figure.averaged, []).append(figure)
-    return {
-        name: Figure(
-            name,
-            statistics.fmean(one.value for one in several),
-            by_seed=[
-                statistics.fmean(values)
-                for values in zip(*(one.by_seed for one in several), strict=True)
-            ],
-        )
-        for name, several in groups.items()
-        if len(several) > 1
-    }
+    found = {}
+    for name, several in groups.items():
+        if len(several) > 1:
+            seeds = [one.by_seed for one in several]
+            alike = len({len(values) for values in seeds}) == 1
+            by_seed = [statistics.fmean(one) for one in zip(*seeds, strict=True)] if alike else []
+            value = statistics.fmean(one.value for one in several)
+            found[name] = Figure(name, value, by_seed=by_seed)
+    return found

@@ -241,8 +241,8 @@ def resolved(settings: S) -> S:
         _check_whole(settings, f"only sentence-transformers computes {pipeline.unknown}")
     elif not pipeline.pooling:
         raise UserError(
-            f"model '{settings.model}': it does not say how to pool; set pooling to cls, mean, last "
-            "or mask in the recipe, or give a model that sentence-transformers has saved"
+            f"model '{settings.model}': it does not say how to pool; set pooling to cls, mean, "
+            "last or mask in the recipe, or give a model that sentence-transformers has saved"
         )
     return settings.model_copy(update=found)
 

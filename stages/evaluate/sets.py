@@ -94,7 +94,7 @@ def load_sts(settings: StsSettings) -> StsSet:
         sentence1.append(settings.text(row, "sentence1", number))
         sentence2.append(settings.text(row, "sentence2", number))
         gold.append(value)
-        subset.append(str(row.get("subset") or ""))
+        subset.append("" if row.get("subset") is None else str(row["subset"]))
     which = f" with split '{settings.split}'" if settings.split else ""
     if settings.min_score is not None or settings.max_score is not None:
         least, most = (

@@ -27,6 +27,7 @@ from stages.evaluate.bm25 import Bm25
 from stages.evaluate.mteb_tasks import MtebTest
 from stages.evaluate.remembered import Remembered
 from stages.evaluate.resampling import write_items
+from stages.fingerprint import fingerprint
 from stages.kinds import Kinds
 from stages.planning import Graph, Inputs
 from stages.teachers import encoding_teachers
@@ -181,6 +182,7 @@ class Evaluate(Stage):
         measurement = Measurement(self.label, result.figures)
         stats = measured([measurement], result.notes, **dict(result.facts))
         stats["reads"] = [*self.test.reads]
+        stats["test"] = fingerprint(self.test.described())  # identity names ${VARIABLES}
         with tempfile.TemporaryDirectory() as local:
             for name, data in result.files.items():
                 Path(local, name).write_bytes(data)

@@ -13,6 +13,7 @@ from scipy.stats import spearmanr
 from pipeline.compare.models import evaluate_models
 from pipeline.compare.tests import read_tests
 from pipeline.plan.plan import make_plan
+from pipeline.recipe.read import load_recipe
 from pipeline.report.figures import collect
 from pipeline.run.runner import finish, record_start
 from pipeline.upkeep.clearing import clear, garbage
@@ -213,6 +214,22 @@ def test_runs_are_compared_on_the_tests_that_they_share(storage, sentray, tmp_pa
     assert {one["encoder"]["name"] for one in found["differences"]} == {
         "other", "one:t", "one:before"
     }  # fmt: skip
+
+
+def test_a_test_is_the_same_whether_a_variable_names_its_settings_or_not(
+    storage, sentray, monkeypatch
+):
+    monkeypatch.setenv("SET", "made-up")
+    monkeypatch.setattr("pipeline.recipe.document.FILLED_IN", {})  # else hidden ever after
+    (file,) = storage.glob("history/one/*/recipe.yaml")
+    changes = ["name=varied", "train.seed=8", "evaluate.sts.0.name=${SET}"]
+    recipe = load_recipe(file, changes)
+    plan = make_plan(recipe)
+    record = record_start(plan)
+    make_here(recipe)
+    finish(plan, record)
+    told = rows_of(sentray("compare", "one", "varied", "--storage", storage))
+    assert "made-up" in told["one"] and "made-up" in told["varied"]
 
 
 def test_models_side_by_side_are_drawn(sentray, sts, teacher_folder, student_folder, tmp_path):

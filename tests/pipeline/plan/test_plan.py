@@ -217,6 +217,9 @@ def test_two_recipes_of_one_name_that_differ_are_refused(stale, tiny_recipe, tmp
         teachers.append({"name": f"b{seed}", "model": f"recipe:{tmp_path}/{seed}.yaml"})
     with pytest.raises(UserError, match="two recipes with different settings are called 'base'"):
         stale.prints(tiny_recipe(setting("teachers", teachers)))
+    # nor may it be called like the recipe that builds on it
+    with pytest.raises(UserError, match="two recipes with different settings are called 'base'"):
+        stale.prints(tiny_recipe("name=base", setting("teachers", teachers[:1])))
 
 
 def test_planning_imports_neither_torch_nor_ray(tmp_path, tiny_recipe):

@@ -137,6 +137,16 @@ def test_wrong_settings_are_named(tmp_path, tiny_recipe, overrides, expected):
     assert expected in str(caught.value)
 
 
+def test_a_variable_that_is_a_name_of_a_task(tmp_path, tiny_recipe, monkeypatch):
+    """A task's name alone is short for its settings, of which it is one."""
+    monkeypatch.setenv("TASK", "STS12")
+    monkeypatch.setattr("pipeline.recipe.document.FILLED_IN", {})  # else hidden ever after
+    recipe = load_recipe(write(tmp_path, tiny_recipe('evaluate.mteb=["${TASK}"]')))
+    assert recipe.evaluate.mteb[0].task == "STS12"
+    assert recipe.unexpanded({"task": "STS12"}) == {"task": "${TASK}"}
+    assert "STS12" not in dump_recipe(recipe) and "task: ${TASK}" in dump_recipe(recipe)
+
+
 def test_equal_views_are_warned_of_and_different_ones_are_not(tmp_path, tiny_recipe):
     student = tiny_recipe()["student"] | {"dropout": 0.0}
     alike = load_recipe(write(tmp_path, tiny_recipe(setting("student", student))))

@@ -1,6 +1,7 @@
 """Several seeds of one recipe: a training each, means and spread in the table."""
 
 import json
+import math
 import statistics
 from types import SimpleNamespace
 
@@ -10,10 +11,10 @@ import pytest
 from pipeline.plan.plan import make_plan
 from pipeline.recipe.read import read_recipe
 from pipeline.report.differences import differences, means_of, resampled_of
-from pipeline.report.figures import Results, collect, collect_from, mean_over_seeds
+from pipeline.report.figures import Results, averages, collect, collect_from, mean_over_seeds
 from pipeline.report.table import results_rows, results_table
 from pipeline.run.runner import finish, record_start
-from stages.contract import EncoderLabel, Figure, Measurement
+from stages.contract import EncoderLabel, Figure, Measurement, measured
 from stages.evaluate.resampling import Items
 from stages.recipe import Recipe
 from tests.support.here import make_here
@@ -40,6 +41,36 @@ def test_means_and_spreads_stand_in_the_table():
     assert lines[3].split() == ["95%", "interval", "14.0-16.0", "30.0-32.0"]
     spreads = [statistics.stdev(one) for one in ((10, 20), (30, 32), (20, 26))]
     assert lines[4].split() == ["over", "seeds", *(f"±{one:.2f}" for one in spreads)]
+
+
+def test_a_test_that_not_every_seed_has_is_told(tmp_path):
+    """After `--only` of one of its nodes."""
+    parts = [of_seed(1, 10.0, 30.0), of_seed(2, 20.0, 32.0)]
+    nodes, manifests = {}, {}
+    for number, (one, keep) in enumerate(zip(parts, (2, 1), strict=True)):
+        for figure in one.figures[:keep]:
+            name = f"{figure.name}:{number}"
+            nodes[name] = SimpleNamespace(stage=SimpleNamespace(measures=one.encoder))
+            stats = measured([Measurement(one.encoder, [figure])])
+            manifests[name] = SimpleNamespace(stats=stats)
+    store = SimpleNamespace(manifest=manifests.get)
+    found = collect_from(store, nodes, {name: name for name in nodes})
+    assert found.student["A"].value == 15 and found.student["B"].value == 30
+    assert "B: only of seed 1." in found.notes
+    assert not any(note.startswith("A: ") for note in found.notes)
+    mean = averages(found.student.values())["mean"]
+    assert mean.value == 22.5 and not mean.by_seed
+    assert "22.50" in results_table(found)
+
+
+def test_what_is_no_number_is_null_in_files():
+    """One pair has no correlation, and JSON has no nan."""
+    parts = {"a": math.nan, "b": 3.0}
+    figure = Figure("A", math.nan, interval=(math.nan, 1.0), parts=parts)
+    text = Results([Measurement(AFTER, [figure])], [], {}).json()
+    assert "NaN" not in text
+    found = Results.read(json.loads(text)).student["A"]
+    assert repr(found) == repr(figure)
 
 
 def test_differences_have_the_unit_of_their_figures():
