@@ -5,6 +5,7 @@ fingerprint covers its stage's version, its identity settings, the content of it
 and the fingerprints of its inputs, so the whole graph is known before anything runs.
 """
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -215,7 +216,8 @@ class RecipeGraph:
             return self._students[file]
         if file in self._above:
             raise UserError(f"recipe {file}: builds on its own student; use another model")
-        recipe = load_recipe(file, [f"storage={self.recipe.unexpanded(self.recipe.storage)}"])
+        storage = json.dumps(self.recipe.unexpanded(self.recipe.storage))  # read as YAML
+        recipe = load_recipe(file, [f"storage={storage}"])
         known = {node.fingerprint: name for name, node in self.nodes.items()}
         names: dict[str, str] = {}
         other = build_graph(recipe, (*self._above, file))

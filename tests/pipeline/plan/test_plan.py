@@ -185,6 +185,8 @@ def test_recipes_share_what_they_have_in_common(stale, tiny_recipe, tmp_path):
     assert "base/train" in found and found["base/train"] == alone["train"]
     assert found["tokens"] == alone["tokens"]
     assert not {"base/tokens", "base/sentences", "base/evaluate:after:size"} & found.keys()
+    storage = setting("storage", f"{tmp_path}/it: [is # one")  # the base's too, as it is written
+    assert stale.prints(tiny_recipe(storage, setting("teachers", [teacher]))).keys() == found.keys()
     longer = stale.prints(tiny_recipe(setting("teachers", [teacher]), "student.max_length=20"))
     assert longer["base/tokens"] == alone["tokens"] != longer["tokens"]
     start = stale.prints(tiny_recipe(setting("student", {"model": teacher["model"]})))
