@@ -2,12 +2,15 @@
 
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stages.contract import Figure, Work
+from stages.errors import UserError
 from stages.evaluate.base import Encode, Evaluation, Tested
 from stages.evaluate.speed import NUM_TEXTS, time_all, times_as_fast
 from stages.export.convert import FILES
@@ -16,6 +19,23 @@ from stages.kinds import Kind
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+class Unmade(Exception):
+    """A variant cannot be made of this student, or does not run; its cause is the library's own
+    error."""
+
+
+@contextmanager
+def _unmade() -> Iterator[None]:
+    try:
+        yield
+    except (UserError, OSError, MemoryError):
+        raise  # of settings, disk or memory: on another day it may be made
+    except Exception as error:
+        reason = error.__cause__ or error  # torch's exporter says there what it stumbled on
+        first = (str(reason).strip().splitlines() or [""])[0]
+        raise Unmade(f"{type(reason).__name__}: {first}") from error
 
 
 @dataclass
@@ -85,27 +105,34 @@ class Reference:
 
 
 def write_variant(variant: str, reference: Reference, target: Path) -> None:
-    """Writes the variant's files into the student's folder `target`."""
+    """Writes the variant's files into the student's folder `target`.
+
+    Raises:
+        Unmade: there can be none.
+    """
     from stages.export import convert
 
-    file = target / FILES[variant]
-    if variant == "bf16":
-        convert.write_bfloat16(reference.folder / "model.safetensors", file)
-    elif variant == "onnx-int8":
-        convert.quantise_onnx(reference.onnx, file)
-    elif variant == "openvino-int8":
-        convert.quantise_openvino(
-            reference.openvino, file, reference.student, reference.calibration
-        )
-    else:
-        made = reference.onnx if variant == "onnx" else reference.openvino
-        file.parent.mkdir(parents=True, exist_ok=True)
-        for one in made.parent.glob(f"{made.stem}.*"):
-            shutil.copy(one, file.parent)
+    file, student = target / FILES[variant], reference.student
+    with _unmade():
+        if variant == "bf16":
+            convert.write_bfloat16(reference.folder / "model.safetensors", file)
+        elif variant == "onnx-int8":
+            convert.quantise_onnx(reference.onnx, file)
+        elif variant == "openvino-int8":
+            convert.quantise_openvino(reference.openvino, file, student, reference.calibration)
+        else:
+            made = reference.onnx if variant == "onnx" else reference.openvino
+            file.parent.mkdir(parents=True, exist_ok=True)
+            for one in made.parent.glob(f"{made.stem}.*"):
+                shutil.copy(one, file.parent)
 
 
 def prove(variant: str, reference: Reference, target: Path, work: Work) -> Proof:
-    """Measures the variant whose files are in `target`."""
+    """Measures the variant whose files are in `target`.
+
+    Raises:
+        Unmade: it cannot be loaded, or does not run.
+    """
     import numpy as np
     import torch
 
@@ -114,9 +141,12 @@ def prove(variant: str, reference: Reference, target: Path, work: Work) -> Proof
     with tempfile.TemporaryDirectory() as whole:
         _link(reference.folder, Path(whole))
         _link(target, Path(whole))
-        student = load_variant(Path(whole), variant, reference.trust_remote_code)
-        encode = encode_with(student)
-        mean, lowest = cosines(encode(reference.compared, reference.kinds), reference.vectors)
+        vectors = reference.vectors
+        with _unmade():
+            student = load_variant(Path(whole), variant, reference.trust_remote_code)
+            encode = encode_with(student)
+            found = encode(reference.compared, reference.kinds)
+        mean, lowest = cosines(found, vectors)
         figures = reference.score(student, work)
         texts = reference.compared[:NUM_TEXTS]
         kinds = reference.kinds and reference.kinds[:NUM_TEXTS]

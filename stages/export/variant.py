@@ -1,6 +1,7 @@
 """Variants of the exported student: made, measured against it, and kept if they pass the gate."""
 
 import tempfile
+import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from stages.evaluate.base import Evaluation
 from stages.evaluate.stage import tests_of
 from stages.export.convert import FILES
 from stages.export.proof import refusal
-from stages.export.proving import Reference, prove, write_variant
+from stages.export.proving import Reference, Unmade, prove, write_variant
 from stages.export.settings import GateSettings
 from stages.kinds import kind_of_each
 from stages.packages import need
@@ -110,8 +111,15 @@ class Variant(Stage):
         work.say(f"making {self.variant}, and comparing it with the float32 student")
         with tempfile.TemporaryDirectory() as local:
             target = Path(local) / "model"
-            write_variant(self.variant, loaded, target)
-            proof = prove(self.variant, loaded, target, work)
+            try:
+                write_variant(self.variant, loaded, target)
+                proof = prove(self.variant, loaded, target, work)
+            except Unmade as error:
+                line = f"{self.variant} is not published: it cannot be made of this model ({error})"
+                work.say(f"{line}. The run's log has the whole error.", important=True)
+                work.say(traceback.format_exc())  # right behind the line: for the log alone
+                work.publish(measured([], [f"{line}."], refused=f"{line}."))
+                return
             missed = refusal(self.gate, proof)
             refused = f"{self.variant} is not published: {missed}. It has {proof.told()}."
             line = refused if missed else f"{self.variant}: {proof.told()}."

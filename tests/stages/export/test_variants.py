@@ -4,6 +4,7 @@ import json
 import math
 import tempfile
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from stages.export.proof import Proof, points_lost, refusal
 from stages.export.proving import Reference, prove, write_variant
 from stages.export.running import encode_with, rows_with, without_normalize
 from stages.export.settings import GateSettings
+from stages.export.variant import Variant
 from stages.rows import unit_rows
 from stages.train.student import save_encoder
 from tests.support.data import write_sts
@@ -59,6 +61,30 @@ class Silent:
         pass
 
 
+class Told:
+    """A node's work that keeps what is said and published."""
+
+    def __init__(self):
+        self.lines, self.log, self.published = [], [], []
+
+    def say(self, text, important=False):
+        (self.lines if important else self.log).append(text)
+
+    def publish(self, stats, folder=None):
+        self.published.append((stats, folder))
+
+
+def exported(folder, **settings):
+    """The model in `model/` as a student."""
+    settings = {"model": str(folder / "model"), "max_length": 24, "device": "cpu"} | settings
+    encoder = load_encoder(EncoderSettings(**settings))
+    weights = {name: x.contiguous() for name, x in encoder.backbone.state_dict().items()}
+    save_encoder(encoder, weights, folder / "trained")
+    ours = EncoderSettings(model=str(folder / "trained"), max_length=24)
+    export_student(folder / "trained", load_tokenizer(ours), 24, "card", folder / "student")
+    return folder / "student"
+
+
 @pytest.fixture(scope="module")
 def references(tmp_path_factory):
     """Exported students by kind, as float32 references; their graphs are made once."""
@@ -67,15 +93,8 @@ def references(tmp_path_factory):
     test = StsTest(sts=StsSettings(name="sts", path=str(folder / "sts.tsv")), num_bootstrap=0)
     found = {}
     for kind, settings in STUDENTS.items():
-        model = make_model(folder / kind / "model", kind=kind, head="ForMaskedLM", seed=4)
-        encoder = load_encoder(
-            EncoderSettings(model=str(model), max_length=24, device="cpu", **settings)
-        )
-        weights = {name: x.contiguous() for name, x in encoder.backbone.state_dict().items()}
-        save_encoder(encoder, weights, folder / kind / "trained")
-        ours = EncoderSettings(model=str(folder / kind / "trained"), max_length=24)
-        student = folder / kind / "student"
-        export_student(folder / kind / "trained", load_tokenizer(ours), 24, "card", student)
+        make_model(folder / kind / "model", kind=kind, head="ForMaskedLM", seed=4)
+        student = exported(folder / kind, **settings)
         texts = [*make_sentences(90, seed=1), " ".join(["red"] * 60), "a"]
         found[kind] = Reference(student, texts, make_sentences(40, seed=2), (test,), Silent())
     return found
@@ -161,6 +180,34 @@ def test_the_gate_refuses_a_damaged_variant(references, tmp_path):
     assert proof.lowest_cosine < proof.cosine < 0.99
     missed = refusal(GateSettings(), proof)
     assert missed == f"cosine {proof.cosine:.4f} is under export.gate.cosine 0.99"
+
+
+def test_a_variant_that_torch_cannot_trace_is_refused_with_a_line(tmp_path):
+    """The run goes on: table, report and the student itself do not hang on it."""
+    for name in MODULES["onnx"]:
+        pytest.importorskip(name)
+    make_model(tmp_path / "model", kind="Longformer", attention_window=[8, 8])
+    texts = make_sentences(3)
+    reference = Reference(exported(tmp_path, pooling="mean"), texts, texts, (), Silent())
+    variant, work = Variant("onnx", GateSettings(), (), False), Told()
+    variant.make(work, reference)
+    (line,) = work.lines
+    assert line.startswith("onnx is not published: it cannot be made of this model (Guard")
+    assert "\n" not in line and "TorchExportError" in work.log[-1]
+    ((stats, folder),) = work.published
+    assert folder is None and stats["refused"] in line and stats["notes"] == [stats["refused"]]
+    assert variant.student_part(SimpleNamespace(stats=stats)).refused == stats["refused"]
+
+
+def test_a_full_disk_is_not_the_variants_fault(references, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("stages.export.convert.write_bfloat16", full)
+    work = Told()
+    with pytest.raises(OSError, match="No space left"):
+        Variant("bf16", GateSettings(), (), False).make(work, references["Bert"])
+    assert work.published == []
 
 
 @pytest.fixture
