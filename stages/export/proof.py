@@ -16,7 +16,8 @@ class Proof:
     """Measured side by side with the float32 student in plain sentence-transformers.
 
     cosine, lowest_cosine: mean and worst, over `num_compared` sentences; nan where a vector is not
-        finite. figures: of all tests. lost: points (x 100) by the figure's name; below 0: gained.
+        finite. figures: of all tests; none in that case, as tests take finite vectors alone.
+    lost: points (x 100) by the figure's name; below 0: gained.
     times_as_fast: median, lowest and highest of paired ratios. megabytes: of the weights' files.
     """
 
@@ -54,15 +55,17 @@ class Proof:
 
 
 def refusal(gate: GateSettings, proof: Proof) -> str:
-    """What of a gate is not met, setting by setting; "" where all is. nan meets nothing."""
-    found = []
+    """What of a gate is not met, setting by setting; "" where all is. nan meets no gate, not even
+    one without limits."""
+    is_finite = proof.cosine == proof.cosine
+    found = [] if is_finite else ["some of its vectors are not finite numbers"]
     for key in ("cosine", "lowest_cosine"):
         least, value = getattr(gate, key), getattr(proof, key)
         if least is not None and not value >= least:
             digits = 4 if round(value, 4) < least else 9
             found.append(f"{key} {value:.{digits}f} is under export.gate.{key} {least:g}")
     if gate.points is not None:
-        if not proof.lost:
+        if not proof.lost and is_finite:
             found.append("no test of the recipe has points to lose (export.gate.points)")
         found += [
             f"{name} loses {points:.2f} points, over export.gate.points {gate.points:g}"

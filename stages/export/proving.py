@@ -147,7 +147,8 @@ def prove(variant: str, reference: Reference, target: Path, work: Work) -> Proof
             encode = encode_with(student)
             found = encode(reference.compared, reference.kinds)
         mean, lowest = cosines(found, vectors)
-        figures = reference.score(student, work)
+        is_finite = mean == mean
+        figures = reference.score(student, work) if is_finite else []
         texts = reference.compared[:NUM_TEXTS]
         kinds = reference.kinds and reference.kinds[:NUM_TEXTS]
         both = {"float32": reference.encode, "variant": encode}
@@ -160,7 +161,7 @@ def prove(variant: str, reference: Reference, target: Path, work: Work) -> Proof
         lowest_cosine=lowest,
         num_compared=len(reference.compared),
         figures=figures,
-        lost=points_lost(reference.figures, figures),
+        lost=points_lost(reference.figures, figures) if is_finite else {},
         times_as_fast=ratio,
         sentences_per_second=len(texts) / float(np.median(seconds["variant"])),
         threads=torch.get_num_threads(),

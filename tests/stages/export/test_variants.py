@@ -210,6 +210,24 @@ def test_a_full_disk_is_not_the_variants_fault(references, monkeypatch):
     assert work.published == []
 
 
+def test_a_variant_whose_vectors_are_not_finite_is_refused(references, tmp_path):
+    """Before the tests see them, which take no such vectors; and by a gate without limits too."""
+    from safetensors.torch import load_file, save_file
+
+    reference = references["Bert"]
+    write_variant("bf16", reference, tmp_path)
+    file = tmp_path / FILES["bf16"]
+    weights = load_file(file)
+    next(x for n, x in weights.items() if "layer.1.output.dense" in n).fill_(math.inf)
+    save_file(weights, file, metadata={"format": "pt"})
+    proof = prove("bf16", replace(reference, tests=(TakesFinite(),)), tmp_path, Silent())
+    for gate in ({}, {"cosine": None}, {"cosine": None, "points": 1}):
+        missed = refusal(GateSettings(**gate), proof)
+        assert missed.startswith("some of its vectors are not finite numbers")
+        assert "no test" not in missed
+    assert "cosine to the float32 student nan" in proof.told()
+
+
 @pytest.fixture
 def proof():
     return Proof(
@@ -265,6 +283,16 @@ def test_what_is_said_of_a_variants_speed_and_size(references, tmp_path, monkeyp
     assert proof.times_as_fast == (4.0, 4.0, 4.0)
     assert proof.sentences_per_second == len(reference.compared)
     assert proof.megabytes == pytest.approx(2 + before / 1e6)
+
+
+class TakesFinite:
+    """A test that ends with vectors which are not finite, as many of the product's do."""
+
+    reads_model = False
+
+    def score(self, tested, work):
+        assert np.isfinite(tested.encode(make_sentences(5))).all()
+        return Result([])
 
 
 class SeesLengths:
