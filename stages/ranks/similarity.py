@@ -98,25 +98,29 @@ def write_vectors(
 ) -> tuple[int, int]:
     """Writes vectors (N, D') float32 as `.npy`, whole or not at all; returns their shape.
 
-    Encodes 1,024 texts at a time into a memory-mapped file, so memory does not grow with N.
+    Encodes 1,024 texts at a time and writes them as they come, so memory does not grow with N; not
+    into a map of the file, where a full disk is a dead process and no error.
     """
     aside = target.with_name(f".tmp-{target.name}-{os.getpid()}")
-    rows = None
+    shape = (0, 0)
     try:
-        for start in range(0, len(texts), WINDOW_TEXTS):
-            found = model.encode(texts[start : start + WINDOW_TEXTS], kind)
-            if rows is None:
-                shape = (len(texts), found.shape[1])
-                rows = np.lib.format.open_memmap(aside, "w+", np.float32, shape)
-            rows[start : start + len(found)] = found
-        assert rows is not None
-        rows.flush()
+        with aside.open("wb") as file:
+            for start in range(0, len(texts), WINDOW_TEXTS):
+                rows = model.encode(texts[start : start + WINDOW_TEXTS], kind)
+                if not start:
+                    shape = (len(texts), rows.shape[1])
+                    about = {"descr": "<f4", "fortran_order": False, "shape": shape}
+                    np.lib.format.write_array_header_1_0(file, about)
+                file.write(np.ascontiguousarray(rows, "<f4").data)
+            file.flush()
+            os.fsync(file.fileno())
+        assert all(shape)
         os.replace(aside, target)
     except OSError as error:
         raise UserError(f"{target}: cannot be written ({error.strerror})") from None
     finally:
         aside.unlink(missing_ok=True)
-    return rows.shape
+    return shape
 
 
 def load_student(model: str | Path, rank_weight: float | None = None) -> RankAwareEncoder:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import resource
 import shutil
 
 import numpy as np
@@ -276,3 +277,36 @@ def test_any_encoder_folder_can_be_asked(tmp_path, student_folder, length, monke
         load_student(folder, 0.5)
     with pytest.raises(UserError, match="cannot be written"):
         write_vectors(model, texts, tmp_path / "nowhere" / "vectors.npy")
+
+
+def test_vectors_take_their_place_on_the_disk_as_they_come(tmp_path, monkeypatch):
+    """A file as long as it will be, with holes, would be filled by a map: where the disk is full by
+    then, the process is killed (SIGBUS) and its half file stays."""
+    lengths = []
+
+    class Model:
+        def encode(self, texts, kinds=None):
+            lengths.extend(file.stat().st_size for file in tmp_path.iterdir())
+            return vectors(len(texts), 1000)
+
+    monkeypatch.setattr("stages.ranks.similarity.WINDOW_TEXTS", 2)
+    assert write_vectors(Model(), ["a"] * 6, tmp_path / "vectors.npy") == (6, 1000)
+    assert lengths[-1] <= 2 * 2 * 4000 + 200
+    assert np.load(tmp_path / "vectors.npy", mmap_mode="r").shape == (6, 1000)
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(tmp_path):
+    """Files are limited to 1 MB here: an error like any other that writing ends with."""
+
+    class Model:
+        def encode(self, texts, kinds=None):
+            return vectors(len(texts), 1000)
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        with pytest.raises(UserError, match="vectors.npy: cannot be written .File too large"):
+            write_vectors(Model(), ["a"] * 2000, tmp_path / "vectors.npy")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [*tmp_path.iterdir()] == []
