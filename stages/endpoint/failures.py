@@ -30,7 +30,7 @@ class Patience:
     """How long to wait; tests wait less.
 
     first_seconds, most_seconds: of the back-off, which doubles and is drawn from [0, that].
-    busy_seconds: how long an endpoint may say nothing but 429.
+    busy_seconds: how long an endpoint may say nothing but 429, from the first one on.
     """
 
     first_seconds: float = 0.5
@@ -66,15 +66,14 @@ class Failures:
         self._patience, self._works, self._say = patience, works, say
         self._told = -math.inf
         self._failed_in_row = self._busy_in_row = self._refused = self.num_busy = 0
+        self._busy_since = 0.0
         self.reached = False
-        self._last_answer = time.monotonic()
         self._probing = asyncio.Lock()
 
     def answered(self) -> None:
         """Takes note of an answer."""
         self.reached = True
         self._failed_in_row = self._busy_in_row = 0
-        self._last_answer = time.monotonic()
 
     def busy(self, reply: Reply) -> None:
         """429: all wait, as long as is asked for or longer each time.
@@ -83,7 +82,10 @@ class Failures:
             UserError: it has been so for too long.
         """
         self.num_busy += 1
-        silent = time.monotonic() - self._last_answer
+        now = time.monotonic()
+        if not self._busy_in_row:  # nothing may have been asked for long, e.g. of a journal's part
+            self._busy_since = now
+        silent = now - self._busy_since
         if silent > self._patience.busy_seconds:
             raise UserError(
                 f"{self._endpoint.url} has said nothing but 429 (too many requests) for "

@@ -8,11 +8,15 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stages.endpoint import failures
+from stages.endpoint.failures import Failures, Patience
+from stages.endpoint.http import Reply
 from stages.endpoint.journal import BYTES_RESERVED, Journal, Spent, request_key
 from stages.endpoint.limits import Limits, Pacer
 from stages.errors import StorageSilent, UserError
@@ -316,3 +320,23 @@ def test_half_an_answer_for_an_object_store_does_not_spoil_the_next_one(remote):
     journal.close()
     again = Journal(root, "answers", "me", Answer)  # the segment had it, too
     assert again.spent().requests == 3
+
+
+def test_an_endpoint_is_busy_from_its_first_429_on(monkeypatch):
+    """However long nothing was asked before: of what is in the journal, or while a shard is put
+    away."""
+    clock, settings = Clock(), settings_of()
+    monkeypatch.setattr(failures, "time", SimpleNamespace(monotonic=clock))
+    endpoint = SimpleNamespace(url="http://here", message=str)
+    limits, patience = Limits(settings, Spent(), clock), Patience(busy_seconds=600.0)
+    found = Failures(settings, endpoint, limits, patience, None, lambda *_: None)
+    for _ in range(2):
+        clock.now += 3600
+        found.busy(Reply(429, "busy"))
+        clock.now += 500
+        found.busy(Reply(429, "busy"))
+        found.answered()
+    found.busy(Reply(429, "busy"))
+    clock.now += 601
+    with pytest.raises(UserError, match="nothing but 429 .* for 601 s"):
+        found.busy(Reply(429, "busy"))
