@@ -16,8 +16,49 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from stages.encoder.config import state_width
-from stages.encoder.tokenizer import FINAL_PERIOD, SentenceTokenizer, rebuilt, save_tokenizer
+from stages.encoder.config import space_is_part_of_a_token, state_width
+from stages.encoder.settings import EncoderSettings
+from stages.encoder.tokenizer import (
+    FINAL_PERIOD,
+    SentenceTokenizer,
+    readable_errors,
+    rebuilt,
+    save_tokenizer,
+)
+from stages.errors import UserError
+
+# Model types whose tokenizers transformers 5 builds anew from their vocabulary, without what is
+# done to a text before it is split (MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS).
+REBUILT = {
+    "hyperclovax_vision_v2", "qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp",
+    "siglip2",
+}  # fmt: skip
+SAMPLES = ("A cat sleeps", "Two men, a dog.")
+
+
+def check_tokenizer(settings: EncoderSettings, config: dict[str, Any]) -> None:
+    """Whether the student's template and final period can be part of an exported tokenizer.
+
+    Args:
+        settings: as the student is trained. config: its config.json.
+
+    Raises:
+        UserError: they cannot.
+    """
+    kind = config.get("model_type")
+    if kind not in REBUILT:
+        return
+    lost = f"in the tokenizer of a {kind}, which transformers builds anew from its vocabulary"
+    if settings.final_period != "keep":
+        raise UserError(
+            f"student.final_period: an exported student would not add a period {lost}; set "
+            "final_period: keep"
+        )
+    if space_is_part_of_a_token(settings):
+        raise UserError(
+            "student.template: the space before {sentence} is part of the sentence's first token, "
+            f"and an exported student would not have it {lost}; write none there"
+        )
 
 
 def export_student(
@@ -30,6 +71,9 @@ def export_student(
         tokenizer: the student's, with its template.
         max_length: tokens read of a sentence when used, as in the evaluation.
         card: the model card, Markdown.
+
+    Raises:
+        UserError: transformers would read the folder's tokenizer as another one.
     """
     shutil.copytree(model, target)
     config = json.loads((model / "config.json").read_text())
@@ -57,6 +101,7 @@ def export_student(
         (target / folder.name).rename(target / place)
     if settings.template is not None or settings.final_period != "keep":
         _write_template_tokenizer(tokenizer, target)
+        _check_same(tokenizer, target)
         _write(target / "sentray.json", {"pooling": settings.pooling})
     _write_padding(tokenizer.pretrained, config, target / "tokenizer_config.json")
     _write(
@@ -143,6 +188,26 @@ def _write_template_tokenizer(tokenizer: SentenceTokenizer, target: Path) -> Non
         old_steps = [] if rust.normalizer is None else [rust.normalizer]
         rust.normalizer = normalizers.Sequence([*steps, *old_steps])
     save_tokenizer(rebuilt(rust, old), target)
+
+
+def _check_same(tokenizer: SentenceTokenizer, target: Path) -> None:
+    """Compares ids, as it is transformers that decides which class reads the folder's tokenizer."""
+    from transformers import AutoTokenizer
+
+    settings = tokenizer.settings
+    with readable_errors(settings.model):
+        loaded = AutoTokenizer.from_pretrained(
+            str(target), trust_remote_code=settings.trust_remote_code
+        )
+    ours = tokenizer.wrap(tokenizer.sentence_ids(SAMPLES, 8192))  # not cut, whatever max_length is
+    theirs = loaded([(settings.prompt or "") + text for text in SAMPLES])["input_ids"]
+    if [row.tolist() for row in ours] != theirs:
+        raise UserError(
+            f"model '{settings.model}': transformers ({type(loaded).__name__}) does not read the "
+            "exported tokenizer as the student was trained, as it leaves out what is done to a "
+            "text before it is split; write student.template without a space before {sentence}, "
+            "and set student.final_period: keep"
+        )
 
 
 def _write_padding(pretrained: Any, config: dict[str, Any], file: Path) -> None:

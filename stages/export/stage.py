@@ -45,6 +45,13 @@ class Export(Stage):
         found: dict[str, Any] = {"max_length": self.student.settings.max_length}
         return found | ({"ranks.inference_weight": self.rank_weight} if self.corpus else {})
 
+    def check(self) -> None:
+        from stages.export.folder import check_tokenizer
+
+        assert self.student.training is not None
+        begun = self.student.training.student
+        check_tokenizer(begun.settings, begun.config())
+
     def make(self, work: Work, loaded: Any) -> None:
         from stages.encoder.tokenizer import load_tokenizer
         from stages.export.folder import export_static, export_student

@@ -8,7 +8,9 @@ import torch
 from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer
 
+from pipeline.plan.graph import build_graph
 from pipeline.plan.plan import make_plan
+from pipeline.run.runner import check_nodes
 from pipeline.store.artifacts import ArtifactStore
 from stages.encoder.model import load_encoder, load_for_inference
 from stages.encoder.settings import EncoderSettings
@@ -16,7 +18,7 @@ from stages.encoder.source import EncoderSource
 from stages.encoder.tokenizer import load_tokenizer
 from stages.errors import UserError
 from stages.export.card import model_card
-from stages.export.folder import export_student
+from stages.export.folder import REBUILT, export_student
 from stages.export.running import load_folder
 from stages.recipe import Recipe
 from stages.train.engine import cpu_copy
@@ -200,3 +202,61 @@ def test_variants_and_card_trust_what_the_recipe_trusts(tmp_path, teacher_folder
     data = {"kept": 3, "read": 4, "rejected": {}}
     card = model_card("tiny", "name: tiny", data, False, trusts=trusts)
     assert ("trust_remote_code=True" in card) is trusts
+
+
+def make_qwen2(folder):
+    """A Qwen2 of bytes; transformers builds its tokenizer anew whenever it is loaded."""
+    from transformers import Qwen2Config, Qwen2Model
+
+    torch.manual_seed(0)
+    tokenizer = byte_tokenizer()
+    tokenizer.save_pretrained(folder)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, intermediate_size=32, max_position_embeddings=96, pad_token_id=1,
+    )  # fmt: skip
+    Qwen2Model(config).save_pretrained(folder)
+    return folder
+
+
+LOST = [
+    ({"template": "Text: {sentence}\nOne word:"}, "student.template"),
+    ({"final_period": "promptbert"}, "student.final_period"),
+]
+
+
+@pytest.mark.parametrize(("around", "where"), LOST)
+def test_what_transformers_drops_of_a_tokenizer_is_refused(tmp_path, around, where, teacher_folder):
+    """Before anything is made; and where that is not known beforehand, at the export."""
+    model = make_qwen2(tmp_path / "model")
+    raw = tiny(tmp_path, teacher_folder, model)
+    raw["student"] |= {"pooling": "last", **around}
+    export = build_graph(Recipe.model_validate(raw)).nodes["export"]
+    with pytest.raises(UserError, match=f"{where}: .* of a qwen2"):
+        check_nodes([export])
+    settings = EncoderSettings(
+        model=str(model), pooling="last", max_length=64, device="cpu", **around
+    )
+    with pytest.raises(UserError, match="Qwen2Tokenizer. does not read .*final_period: keep"):
+        exported(settings, tmp_path)
+
+
+def test_a_template_that_such_a_tokenizer_keeps_is_exported(tmp_path, teacher_folder):
+    model = make_qwen2(tmp_path / "model")
+    around = {"pooling": "last", "template": 'This sentence : "{sentence}" means:'}
+    raw = tiny(tmp_path, teacher_folder, model)
+    raw["student"] |= around
+    check_nodes([build_graph(Recipe.model_validate(raw)).nodes["export"]])
+    settings = EncoderSettings(model=str(model), max_length=64, device="cpu", **around)
+    encoder, folder = exported(settings, tmp_path)
+    texts = ["A cat sleeps", "two men"]
+    student = SentenceTransformer(str(folder), device="cpu")
+    np.testing.assert_allclose(student.encode(texts), encoder.encode_unit(texts), atol=1e-5)
+
+
+def test_the_model_types_are_known_whose_tokenizers_transformers_builds_anew():
+    from transformers.models.auto import tokenization_auto as auto
+
+    listed = getattr(auto, "MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS", set())
+    classes = {kind: auto.TOKENIZER_MAPPING_NAMES.get(kind) for kind in listed}
+    assert {kind for kind, name in classes.items() if name != "TokenizersBackend"} <= REBUILT
