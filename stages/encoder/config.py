@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stages.encoder.files import model_folder, read_json, read_modules
+from stages.encoder.files import model_folder, read_json, read_modules, read_prompts
 from stages.encoder.hub import hub_folder
 from stages.encoder.modules import TRUSTED, read_pipeline
 from stages.encoder.settings import EncoderSettings, ModelSettings
@@ -15,6 +15,10 @@ S = TypeVar("S", bound=EncoderSettings)
 LONGEST, UNTOLD = 8192, 128
 # Pre-tokenizers that drop white space, so that no token has any in it
 DROPS_SPACES = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
+# Under what names types of models have their sizes in config.json
+LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
+WIDTHS = ("hidden_size", "dim", "n_embd", "d_model")
+POSITIONS = "max_position_embeddings"
 
 
 def space_is_part_of_a_token(settings: EncoderSettings) -> bool:
@@ -98,15 +102,13 @@ def _of_their_kinds(even: list[int], kinds: list[str]) -> list[int]:
 
 
 def num_layers(config: dict[str, Any]) -> int:
-    """Layers of a model by its config.json, under the names that types of models have; 0: none."""
-    names = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
-    return int(next((config[name] for name in names if config.get(name) is not None), 0))
+    """Layers of a model by its config.json; 0: none."""
+    return int(next((config[name] for name in LAYERS if config.get(name) is not None), 0))
 
 
 def state_width(config: dict[str, Any]) -> int | None:
-    """Width of a model's token states by its config.json, likewise."""
-    names = ("hidden_size", "dim", "n_embd", "d_model")
-    return next((int(config[name]) for name in names if config.get(name)), None)
+    """Width of a model's token states by its config.json; None where it says none."""
+    return next((int(config[name]) for name in WIDTHS if config.get(name)), None)
 
 
 def check_config(settings: EncoderSettings, config: dict[str, Any]) -> None:
@@ -155,7 +157,7 @@ def position_offset(config: dict[str, Any]) -> int:
 
 def num_positions(config: dict[str, Any]) -> int | None:
     """Tokens that a model has positions for, or None where it sets no bound."""
-    positions = config.get("max_position_embeddings")
+    positions = config.get(POSITIONS)
     return None if positions is None else positions - position_offset(config)
 
 
@@ -187,9 +189,14 @@ def model_config(settings: ModelSettings) -> dict[str, Any]:
     """config.json of a model that is there already; {} where it has none. May ask the hub.
 
     Raises:
-        UserError: the model is not to be had.
+        UserError: the model is not to be had, or a size in the file is no number.
     """
-    return read_json(described_in(settings) / "config.json")
+    file = described_in(settings) / "config.json"
+    found = read_json(file)
+    for name in (*LAYERS, *WIDTHS, POSITIONS):
+        if isinstance(size := found.get(name), str | list | dict):
+            raise UserError(f"{file}: not readable, as {name} is {size!r}, which is no number")
+    return found
 
 
 def resolved(settings: S) -> S:
@@ -299,13 +306,13 @@ def default_prompt(settings: EncoderSettings) -> str | None:
 
 def _prompt(settings: EncoderSettings, folder: Path) -> str | None:
     config = read_json(folder / "config_sentence_transformers.json")
-    prompts = config.get("prompts") or {}
+    prompts = read_prompts(folder)
     name = settings.prompt_name
     if name is None:
         if settings.prompt is not None or settings.template is not None:
             return settings.prompt
         own = read_json(folder / "sentray.json").get("prompt")
-        return own or prompts.get(config.get("default_prompt_name"))
+        return own or prompts.get(config.get("default_prompt_name", ""))
     if name not in prompts:
         known = ", ".join(prompts) or "none"
         raise UserError(

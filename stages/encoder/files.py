@@ -114,6 +114,20 @@ def read_json(file: Path) -> dict[str, Any]:
     return found
 
 
+def read_prompts(folder: Path) -> dict[str, str | None]:
+    """Prompts of a sentence-transformers folder by name; {} where there are none.
+
+    Raises:
+        UserError: they are no texts by name.
+    """
+    file = folder / "config_sentence_transformers.json"
+    found = read_json(file).get("prompts") or {}
+    texts = found.values() if isinstance(found, dict) else [found]
+    if not all(text is None or isinstance(text, str) for text in texts):
+        raise UserError(f"{file}: not readable, as its `prompts` are no texts by name")
+    return dict(found)
+
+
 def read_modules(folder: Path) -> list[dict[str, Any]]:
     """Modules of a sentence-transformers pipeline, each with its `type` and `path`; [] where there
     are none.

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stages.encoder.config import described_in, resolved
-from stages.encoder.files import read_json
+from stages.encoder.files import read_json, read_prompts
 from stages.encoder.settings import EncoderSettings
 from stages.errors import UserError
 from stages.kinds import KINDS, Kind
@@ -101,5 +101,4 @@ def _named(settings: EncoderSettings) -> dict[Kind, str]:
 
 def _declared(folder: Path) -> dict[str, Any]:
     """All prompts by name; `sentray.json` is of students that were trained here."""
-    whole = read_json(folder / "config_sentence_transformers.json").get("prompts") or {}
-    return {**whole, **read_json(folder / "sentray.json").get("prompts", {})}
+    return {**read_prompts(folder), **read_json(folder / "sentray.json").get("prompts", {})}

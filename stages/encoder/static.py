@@ -128,7 +128,8 @@ class StaticEncoder(PipelineEncoder):
     ) -> None:
         from tokenizers import Tokenizer
 
-        self._tokenizer = Tokenizer.from_file(str(tokenizer))
+        with readable_errors(settings.model):
+            self._tokenizer = Tokenizer.from_file(str(tokenizer))
         self._tokenizer.no_padding()
         self._table_VD, self._normalizes = table_VD, normalizes
         self.settings, self.device = settings, table_VD.device

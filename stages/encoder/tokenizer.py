@@ -209,15 +209,23 @@ def load_view_tokenizers(views: Sequence[EncoderSettings]) -> list[SentenceToken
 
 @contextmanager
 def readable_errors(model: str) -> Iterator[None]:
-    """Turns transformers' loading errors into one message for people."""
+    """Turns what libraries raise while they load a model into one message for people.
+
+    Damaged files and those of newer versions may end in any error, so nothing but their loading
+    belongs inside.
+    """
     try:
         yield
-    except (OSError, ValueError, SafetensorError) as error:
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
         # their own messages run over many lines; the first says what went wrong
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = (str(error).strip().splitlines() or [""])[0]
+        if not (reason and isinstance(error, OSError | ValueError | SafetensorError)):
+            reason = f"{type(error).__name__}: {reason}"  # a KeyError says no more than the key
         raise UserError(
-            f"model '{model}': cannot be loaded ({reason}). Check the name; offline, only "
-            "models in the Hugging Face cache, local folders and package:NAME can be used."
+            f"model '{model}': cannot be loaded ({reason}). Check its name and files; offline, "
+            "only models in the Hugging Face cache, local folders and package:NAME can be used."
         ) from error
 
 

@@ -87,6 +87,7 @@ class Vocabulary(Stage):
     def check(self) -> None:
         from tokenizers import Tokenizer
 
+        from stages.encoder.tokenizer import readable_errors
         from stages.vocabulary.tokenizer import WholeTokenizer
 
         self.student.check()
@@ -94,7 +95,8 @@ class Vocabulary(Stage):
             settings = self.student.settings
             file = described_in(settings) / "tokenizer.json"
             if file.is_file():  # in one of its older forms it is understood when it is loaded
-                text = Tokenizer.from_file(str(file)).to_str()
+                with readable_errors(settings.model):
+                    text = Tokenizer.from_file(str(file)).to_str()
                 WholeTokenizer(text, settings.model).check_size(self.settings)
 
     def output_config(self) -> dict[str, Any]:

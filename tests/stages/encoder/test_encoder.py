@@ -13,7 +13,8 @@ from stages.embed.embedder import Embedder
 from stages.encoder.cpu import computed_type
 from stages.encoder.model import load_encoder, load_for_inference, pick_device
 from stages.encoder.settings import EncoderSettings
-from stages.encoder.tokenizer import load_tokenizer, pad, token_budget_batches
+from stages.encoder.source import EncoderSource
+from stages.encoder.tokenizer import load_tokenizer, pad, readable_errors, token_budget_batches
 from stages.errors import UserError
 from tests.support.models import make_model, make_sentences
 
@@ -148,11 +149,45 @@ def damage_weights(folder):
     (folder / "model.safetensors").write_bytes(b"\x00" * 100)
 
 
+def change_json(name, **changes):
+    def change(folder):
+        about = json.loads((folder / name).read_text()) if (folder / name).is_file() else {}
+        (folder / name).write_text(json.dumps(about | changes))
+
+    return change
+
+
+def newer_tokenizer(folder):
+    change_json("tokenizer.json", model={"type": "Newer", "vocab": {}})(folder)
+
+
+def no_tokenizer_in_it(folder):
+    (folder / "tokenizer.json").write_text("{}")
+
+
+PROMPTS_FILE = "config_sentence_transformers.json"
+
+
 @pytest.mark.parametrize(
     ("change", "options", "expected"),
     [
         (remove_tokenizer, {}, "has no tokenizer files"),
         (damage_weights, {}, "cannot be loaded"),
+        (
+            newer_tokenizer,
+            {},
+            "cannot be loaded .Exception: data did not match .*Check its name and files",
+        ),
+        (no_tokenizer_in_it, {}, "cannot be loaded .KeyError: "),
+        (change_json("config.json", hidden_size=64), {}, "cannot be loaded .RuntimeError: "),
+        (change_json("config.json", hidden_act="newer"), {}, "cannot be loaded .KeyError: 'newer'"),
+        (change_json("config.json", num_hidden_layers="six"), {}, "cannot be loaded"),
+        (change_json(PROMPTS_FILE, prompts=["a"]), {"prompt_name": "a"}, "`prompts` are no texts"),
+        (
+            change_json(PROMPTS_FILE, prompts={"a": 5}),
+            {"prompt_name": "a"},
+            f"{PROMPTS_FILE}: not readable, as its `prompts` are no texts by name",
+        ),
         (lambda folder: None, dict(max_length=65), "more than the 64 positions"),
         (lambda folder: None, dict(layers=[2]), "has layers 0 to 1"),
         (lambda folder: None, dict(layers=3), "layers=3: model '.*' has only 2"),
@@ -169,6 +204,26 @@ def test_what_cannot_be_loaded_is_explained(tmp_path, change, options, expected)
     settings = dict(model=str(folder), pooling="mean", max_length=32)
     with pytest.raises(UserError, match=expected):
         load_encoder(EncoderSettings(**(settings | options)))
+
+
+def test_sizes_that_are_no_numbers_are_said_before_anything_is_loaded(tmp_path):
+    folder = make_model(tmp_path / "model")
+    change_json("config.json", num_hidden_layers="six")(folder)
+    with pytest.raises(UserError, match="config.json: .* num_hidden_layers is 'six'"):
+        EncoderSource(EncoderSettings(model=str(folder), pooling="mean")).check()
+
+
+def test_what_loading_ends_with_is_kept_as_the_cause():
+    """So that a fault of ours, which is one of loading to whoever sees it, is found."""
+    with pytest.raises(UserError, match="model 'm': .*ZeroDivisionError: by zero") as caught:
+        with readable_errors("m"):
+            raise ZeroDivisionError("by zero")
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    for passes in (MemoryError(), UserError("said already")):
+        with pytest.raises(type(passes)) as caught:
+            with readable_errors("m"):
+                raise passes
+        assert caught.value is passes
 
 
 def test_an_encoder_that_gives_no_direction_is_refused(tmp_path):

@@ -18,6 +18,7 @@ from stages.encoder.pipeline import PipelineEncoder
 from stages.encoder.settings import EncoderSettings
 from stages.encoder.source import EncoderSource
 from stages.encoder.static import SMOOTHING, StaticEncoder
+from stages.errors import UserError
 from stages.tokens.stage import tokenizer_identity
 from stages.tokens.tokeniser import Tokeniser
 from stages.train.engine import cpu_copy
@@ -115,6 +116,13 @@ def test_a_saved_table_is_computed_as_sentence_transformers_does(
         np.testing.assert_allclose(ours.encode(texts), expected, atol=1e-6)
         lengths = np.linalg.norm(expected[:23], axis=1)
         assert np.allclose(lengths, 1, atol=1e-5) == normalizes
+
+
+def test_a_saved_table_with_another_versions_tokenizer_is_said(static, tmp_path):
+    save_encoder(static, cpu_copy(static), tmp_path / "saved")
+    (tmp_path / "saved" / "tokenizer.json").write_text('{"model": {"type": "Newer"}}')
+    with pytest.raises(UserError, match="saved': cannot be loaded"):
+        load_for_inference(EncoderSettings(model=str(tmp_path / "saved"), device="cpu"))
 
 
 @pytest.mark.parametrize("what", ["a map behind it", "Model2Vec's names"])

@@ -8,10 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from stages.encoder.source import EncoderSource
 from stages.errors import UserError
+from stages.train.student_settings import StudentSettings
 from stages.vocabulary.settings import VocabularySettings
+from stages.vocabulary.stage import Vocabulary
 from stages.vocabulary.tokenizer import Merges, WholeTokenizer
-from tests.support.models import make_sentences
+from tests.support.models import make_model, make_sentences
 from tests.support.tokenizers import ACCENTED, KINDS, UNUSED, train_text, train_tokenizer
 
 TEXTS = [*make_sentences(60, seed=3), "naïve cat", "12.5% of the dogs"]
@@ -107,6 +110,15 @@ def test_a_size_keeps_the_most_frequent(kind):
         WholeTokenizer(whole.to_str(), "tiny").check_size(VocabularySettings(size=9999))
     with pytest.raises(UserError, match="size: 4 is less than the"):
         cut(whole, size=4)
+
+
+def test_a_tokenizer_that_is_not_understood_is_said_at_once(tmp_path):
+    model = make_model(tmp_path / "model")
+    file = model / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model": {"type": "Newer"}}))
+    student = EncoderSource(StudentSettings(model=str(model), pooling="mean", max_length=24))
+    with pytest.raises(UserError, match="model '.*/model': cannot be loaded"):
+        Vocabulary(student, VocabularySettings(size=20), ()).check()
 
 
 def test_characters_of_other_scripts_may_go():
