@@ -131,7 +131,8 @@ class Encoder(nn.Module):
         kinds: Kinds = None,
         count: Callable[[int, int], None] | None = None,
     ) -> np.ndarray:
-        """Vectors (N, D) float32 of `texts`, in order, in evaluation mode, not normalised.
+        """Vectors (N, D) float32 of `texts`, in order, in evaluation mode, not normalised; zeros of
+        texts without any token, such as blank ones where no special tokens stand around.
 
         Tokenises the next window in a background thread while this one is computed, sorts each
         window by token count and cuts batches by token budget.
@@ -140,7 +141,7 @@ class Encoder(nn.Module):
             kinds: of the texts, for their prompts.
             count: told the tokens and the positions, padding included, of every batch.
         """
-        out = np.empty((len(texts), self.dimension), dtype=np.float32)
+        out = np.zeros((len(texts), self.dimension), dtype=np.float32)
         most = self.settings.batch_tokens(self.device.type)
         was_training = self.training
         if was_training:  # not always: walking through all modules twice takes 1 ms of 6
@@ -148,7 +149,9 @@ class Encoder(nn.Module):
         with torch.inference_mode():
             for start, rows in self._tokenised_windows(texts, kinds):
                 lengths = np.fromiter((len(row) for row in rows), np.int64, count=len(rows))
-                for batch in token_budget_batches(lengths, most):
+                some = np.flatnonzero(lengths)
+                for places in token_budget_batches(lengths[some], most):
+                    batch = some[places]
                     ids, mask = pad([rows[i] for i in batch], self.tokenizer.pad_id)
                     if count is not None:
                         count(int(lengths[batch].sum()), ids.size)

@@ -165,6 +165,20 @@ def no_tokenizer_in_it(folder):
     (folder / "tokenizer.json").write_text("{}")
 
 
+@pytest.mark.parametrize("pooling", ["mean", "last", "cls"])
+def test_a_text_without_any_token_is_a_zero_vector(tmp_path, pooling):
+    """A blank line, where the tokenizer adds nothing (Qwen2, GPT-2); alone or beside others."""
+    folder = make_model(tmp_path / "model")
+    change_json("tokenizer.json", post_processor=None)(folder)
+    encoder = load_encoder(EncoderSettings(model=str(folder), pooling=pooling, max_length=20))
+    assert not encoder.encode([""]).any()
+    assert encoder.encode([]).shape == (0, 32)
+    found = encoder.encode(["", "a cat", "", "the old man sleeps"])
+    assert not found[[0, 2]].any()
+    for row, text in ((1, "a cat"), (3, "the old man sleeps")):
+        np.testing.assert_allclose(found[row], encoder.encode([text])[0], atol=1e-5)
+
+
 PROMPTS_FILE = "config_sentence_transformers.json"
 
 
