@@ -9,6 +9,8 @@ from pydantic import Field, model_validator
 
 from stages.settings import Settings
 
+MOST_DIGITS = 1000  # of an id, zeros before it included; Python reads no number of over 4,300
+
 
 class JoinedByKey(Settings):
     """Settings of a file whose rows belong to sentences."""
@@ -63,7 +65,8 @@ class SentenceIndex:
     def row_of(self, key: str) -> int | None:
         """The row of a sentence (cleaned as the corpus was) or id; None where it has none."""
         if not self._by_text:
-            return int(key) if key.isdecimal() and int(key) < self.num_rows else None
+            is_id = key.isdecimal() and len(key) <= MOST_DIGITS
+            return int(key) if is_id and int(key) < self.num_rows else None
         digest = _digest(key)
         place = int(np.searchsorted(self._digests, np.uint64(digest)))
         if place == len(self._digests) or int(self._digests[place]) != digest:

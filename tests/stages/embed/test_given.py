@@ -69,6 +69,16 @@ def test_a_matrix_is_joined_by_id(tmp_path, corpus, vectors):
     same(found, vectors)
 
 
+def test_an_id_of_more_digits_than_python_reads_is_of_no_sentence(tmp_path, corpus, vectors):
+    ids = [*map(str, range(N)), "9" * 5000, f"{'0' * 5000}1"]
+    paths = matrix(tmp_path, np.concatenate([vectors, vectors[:2]]), ids)
+    found, matching = joined(tmp_path, corpus, **paths, sentence_column=None, id_column="id")
+    same(found, vectors)
+    assert (matching.num_unknown, matching.num_twice) == (2, 0)
+    index = SentenceIndex([corpus], by_text=False)
+    assert [index.row_of(key) for key in ("007", "٧", str(N), "-1", "7.0")] == [7, 7, *[None] * 3]
+
+
 def test_a_matrix_finds_its_sentences_by_text(tmp_path, corpus, vectors):
     """In another order, with sentences of no corpus, one twice, and other white space."""
     order = np.random.default_rng(1).permutation(N)
