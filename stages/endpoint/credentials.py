@@ -21,7 +21,7 @@ def read_key(
         read: gives the value of an environment variable.
 
     Raises:
-        UserError: the variable is not set, or empty.
+        UserError: the variable is not set, empty, or no key at all.
     """
     name = settings.key_variable
     if name is None:
@@ -33,7 +33,13 @@ def read_key(
             f"{settings.section}.key_variable: the environment variable {name} is {state}; put the "
             "endpoint's key there, or set key_variable: null if it needs none"
         )
-    return SecretStr(value.strip())
+    key = value.strip()
+    if any(letter < " " or letter == "\x7f" for letter in key):  # no header can hold it
+        raise UserError(
+            f"{settings.section}.key_variable: the environment variable {name} has a line break or "
+            "another control character inside; put the endpoint's key alone there, in one line"
+        )
+    return SecretStr(key)
 
 
 def read_variables(

@@ -207,7 +207,12 @@ def test_keys_come_from_the_environment_and_are_not_shown(monkeypatch):
     monkeypatch.setenv("SOME_KEY", "  ")
     with pytest.raises(UserError, match="variable SOME_KEY is empty"):
         read_key(settings)
-    monkeypatch.setenv("SOME_KEY", "sk-1")
+    for inside in ("\n", "\r\n", "\x1b", "\x7f"):  # two keys, or what a terminal adds
+        monkeypatch.setenv("SOME_KEY", f"sk-1{inside}sk-2")
+        with pytest.raises(UserError, match="SOME_KEY has a line break or another") as caught:
+            read_key(settings)
+        assert "sk-" not in str(caught.value)
+    monkeypatch.setenv("SOME_KEY", " sk-1\n")
     assert "sk-1" not in f"{read_key(settings)!r} {read_key(settings)}"
     endpoint = Endpoint(settings, read_key(settings), {"TOKEN": SecretStr("abc")})
     assert endpoint.hidden("key sk-1, abc!") == "key ***, ***!"
