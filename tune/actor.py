@@ -106,7 +106,7 @@ class TrialActor(Trainable):
 
         # a member continues others, not itself
         self._training = start_training(stage, work, PlainEngine, checkpointed=member is None)
-        return every_row(self._training, self._stopping)
+        return every_row(self._training, self._stopping, stage.settings.log_every_steps)
 
     def _publish(self) -> None:
         work, result = self._assignment.work, self._assignment.result

@@ -14,15 +14,19 @@ from pipeline.run.board import near, start_board
 from pipeline.run.hosts import make_on_workers
 from pipeline.run.work import NodeWork
 from stages.train.stage import Train
+from tune.trials import recent_loss
 
 SECONDS_BETWEEN_LOOKS = 0.1
 
 
-def every_row(training: Any, stopping: Callable[[], bool]) -> Iterator[dict[str, Any]]:
+def every_row(
+    training: Any, stopping: Callable[[], bool], loss_steps: int
+) -> Iterator[dict[str, Any]]:
     """Metric rows of a training, with those from before it was continued; `last` marks the last.
 
     Whoever judges a trial sees its whole curve that way, in order. What is before is read now: a
     member of a population that takes over another's state afterwards does not tell its history.
+    The loss is that of the last `loss_steps` steps (see `recent_loss`).
 
     Raises:
         Stopped: it was to end between two rows, and has saved a checkpoint.
@@ -32,7 +36,8 @@ def every_row(training: Any, stopping: Callable[[], bool]) -> Iterator[dict[str,
     def told() -> Iterator[dict[str, Any]]:
         for row in rows:
             is_last = training.is_over and row["step"] == training.progress.step
-            yield row | {"last": is_last}
+            loss = recent_loss(training.progress.history, row["step"], loss_steps)
+            yield row | {"loss": loss, "last": is_last}
             training.put_away_if(stopping())
 
     return told()
@@ -125,7 +130,7 @@ def _train_relayed(relay: Any, search: str, work: NodeWork) -> None:
     assert isinstance(stage, Train)
     training = start_training(stage, work, engine_of(stage))
     engine = training.engine
-    for row in every_row(training, work.stopping):
+    for row in every_row(training, work.stopping, stage.settings.log_every_steps):
         stop = engine.rank == 0 and ray.get(relay.put.remote(row))
         device = engine.student.encoder.device
         if engine.sum_over_workers(torch.tensor(float(stop), device=device)) > 0:

@@ -329,12 +329,13 @@ class QueueReports(Reports):
             self._queue.put_away(_fingerprint(trial))
             return
         assignment: Assignment = trial.config["assignment"]
-        store = self._queue.search.store
+        search = self._queue.search
+        store = search.store
         facts: dict[str, Any]
         if "published" in last:
             result = store.manifest(assignment.result.folder)
             assert result is not None, "a finished trial has published its result"
-            facts = measured(result, assignment.metric)
+            facts = measured(result, assignment.metric, search.recipe.train.log_every_steps)
         elif "reason" in last:
             facts = {name: last[name] for name in ("reason", "retryable", "trace")}
             facts["status"] = "failed"

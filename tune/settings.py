@@ -159,7 +159,7 @@ class SearchSettings(Settings):
         "dev_spearman",
         description="What to optimise: dev_spearman (the mean over the sets of `train.dev`), "
         "dev/NAME (one set; 'dev/near pairs' where the checkpoint is chosen by agreement with the "
-        "teachers), or loss.",
+        "teachers), or loss (the mean over at least the last train.log_every_steps steps).",
     )
     direction: Literal["maximum", "minimum"] | None = Field(
         None, description="null: minimum for loss, maximum for anything else."

@@ -163,7 +163,8 @@ class TrialQueue:
             manifest = store.manifest(result.folder)
         if manifest is None:
             return None
-        return self._trial(assignment, reused=True, **measured(manifest, assignment.metric))
+        facts = measured(manifest, assignment.metric, self.search.recipe.train.log_every_steps)
+        return self._trial(assignment, reused=True, **facts)
 
     def _close(self, candidate: _Candidate, trial: Trial) -> None:
         if self.log.get(trial.fingerprint) != trial:

@@ -12,8 +12,10 @@ import json
 import math
 import os
 import time
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from operator import itemgetter
 from typing import Any, Literal
 
 from pipeline.run.work import NodeWork
@@ -163,6 +165,21 @@ def curve_of(history: list[dict[str, Any]], metric: str) -> Curve:
     ]
 
 
+def recent_loss(history: list[dict[str, Any]], step: int, num_steps: int) -> float:
+    """The mean loss at a row's step, over the rows of at least the last `num_steps` steps.
+
+    A row is the mean since the row before it: after an evaluation, or at the end, perhaps of one
+    batch, whose loss is mostly luck.
+    """
+    place = bisect_right(history, step, key=itemgetter("step"))
+    total, since = 0.0, step
+    while since and step - since < num_steps:
+        place -= 1
+        since = history[place - 1]["step"] if place else 0
+        total += history[place]["loss"] * (history[place]["step"] - since)
+    return total / (step - since)
+
+
 def score_of(curve: Curve, metric: str, best_step: int) -> float | None:
     """The metric at the checkpoint that training chose, or the last value of a loss.
 
@@ -192,9 +209,17 @@ def publish_result(work: NodeWork, result: NodeWork) -> None:
     result.publish(trained.stats | {"history": [json.loads(line) for line in lines]})
 
 
-def measured(result: Manifest, metric: str) -> dict[str, Any]:
-    """What a published result says of its trial, as fields of `Trial`."""
-    curve = curve_of(result.stats["history"], metric)
+def measured(result: Manifest, metric: str, loss_steps: int) -> dict[str, Any]:
+    """What a published result says of its trial, as fields of `Trial`.
+
+    Args:
+        loss_steps: what a loss is the mean of (see `recent_loss`).
+    """
+    history = result.stats["history"]
+    if metric == "loss":
+        recent = [recent_loss(history, row["step"], loss_steps) for row in history]
+        history = [row | {"loss": loss} for row, loss in zip(history, recent, strict=True)]
+    curve = curve_of(history, metric)
     score = score_of(curve, metric, result.stats["best_step"])
     if score is None:
         reason = f"training measured no {metric} that is a number; look at train.dev"

@@ -25,10 +25,16 @@ from tune.trials import TrialLog
 def actor_of(monkeypatch, search, rows, **settings):
     """A trial's actor, without Ray, whose training gives these rows."""
     work = search.work_of({RATE: 0.1}, 1)
-    assignment = Assignment(work, work, {RATE: 0.1}, 1, "dev_spearman", "x", **settings)
+    assignment = Assignment(work, work, {RATE: 0.1}, 1, search.settings.metric, "x", **settings)
     progress = SimpleNamespace(history=[], step=0)
+
+    def train():
+        for row in rows:
+            progress.history.append(row)
+            yield row
+
     training = SimpleNamespace(
-        progress=progress, rows=lambda: rows, is_over=False, put_away_if=lambda asked: None
+        progress=progress, rows=train, is_over=False, put_away_if=lambda asked: None
     )
     monkeypatch.setattr("tune.actor.use_assigned_cores", lambda: None)
     monkeypatch.setattr("tune.actor.stop_of", lambda board: lambda: False)
@@ -63,7 +69,7 @@ class Nothing(Reports):
 
 def test_an_actor_tells_tune_what_may_be_judged(make_search, monkeypatch):
     def row(step, **more):
-        return {"step": step, "num_steps": 4, "last": False, **more}
+        return {"step": step, "num_steps": 4, "loss": 1.0, **more}
 
     search = make_search({RATE: {"grid": [0.1]}})
     rows = [row(1), row(2, dev_spearman=float("nan")), row(3, dev_spearman=5.0)]
@@ -73,6 +79,23 @@ def test_an_actor_tells_tune_what_may_be_judged(make_search, monkeypatch):
     assert other_seed["progress"] == 75.0 and "judged" not in other_seed
 
 
+def test_a_loss_is_of_as_many_steps_as_are_logged_together(make_search, monkeypatch, tiny_recipe):
+    """The last row may be one batch. What Tune judges and what is written down is the same."""
+    recipe = tiny_recipe("train.log_every_steps=30")
+    search = make_search({RATE: {"grid": [0.1]}}, recipe, metric="loss")
+    losses = {30: 3.0, 40: 2.0, 60: 1.0, 61: 9.0}
+    history = [{"step": step, "num_steps": 61, "loss": loss} for step, loss in losses.items()]
+    actor = actor_of(monkeypatch, search, history)
+    told = [actor.step()["value"] for _ in history]
+    assert told == pytest.approx([3.0, (10 * 2 + 30 * 3) / 40, (20 + 10 * 2) / 30, 49 / 31])
+    work = search.work_of({RATE: 0.1}, 42)
+    search.result_work(work).publish({"history": history, "best_step": 61})
+    log = TrialLog(search.store.root, search.folder)
+    assert TrialQueue(search, log, Listed([{RATE: 0.1}]), [42], "search").next() is None
+    (known,) = log
+    assert [value for _, _, value in known.curve] == told and known.score == told[-1]
+
+
 @pytest.mark.parametrize(
     ("error", "retryable"),
     [(UserError("the loss became nan"), False), (StorageError("disk full"), True),
@@ -80,7 +103,7 @@ def test_an_actor_tells_tune_what_may_be_judged(make_search, monkeypatch):
 )  # fmt: skip
 def test_what_the_storage_did_is_tried_again(make_search, error, retryable, monkeypatch):
     def rows():
-        yield {"step": 1, "num_steps": 4, "dev_spearman": 5.0}
+        yield {"step": 1, "num_steps": 4, "loss": 1.0, "dev_spearman": 5.0}
         raise error
 
     monkeypatch.setattr("tune.actor.time", SimpleNamespace(time=count().__next__))
