@@ -90,7 +90,9 @@ class Space:
             dimension, value = self.dimensions[name], values[name]
             if dimension.bounds is None:
                 return dimension.tied is not None or value in (dimension.values or [])
-            return dimension.bounds[0] <= value <= dimension.bounds[1]
+            kinds = int if dimension.integer is not None else (int, float)
+            is_number = isinstance(value, kinds) and not isinstance(value, bool)
+            return is_number and dimension.bounds[0] <= value <= dimension.bounds[1]
 
         if not values.keys() <= self.dimensions.keys() or not all(map(fits, values)):
             return False

@@ -155,6 +155,16 @@ def test_tpe_goes_on_with_earlier_configurations_and_learns_from_them():
     assert [few.next() for _ in range(4)] == [*tried[:3], None]
 
 
+def test_a_configuration_of_an_earlier_space_that_had_other_kinds_of_values_is_left_out():
+    settings = tpe_settings(2, rate={"uniform": [0, 3]}, layers={"integer": [1, 8]})
+    whole = Space(settings.space)
+    fits = {"rate": 1, "layers": 2}
+    others = [fits | {"rate": value} for value in (None, "1", True, [1], {})]
+    others += [fits | {"layers": value} for value in (2.5, None, True)]
+    assert whole.holds(fits) and not any(map(whole.holds, others))
+    assert Tpe(settings, whole, [*others, fits]).next() == fits
+
+
 def test_tpe_learns_the_score_of_a_configuration_that_is_proposed_again_while_it_runs():
     settings = tpe_settings(3, kind={"choice": ["a"]})
     searcher = Tpe(settings, Space(settings.space), [])
