@@ -11,6 +11,8 @@ from tune.space import Configuration, Space, key_of
 
 # Of 100 equally likely configurations the last one is missed once in 23,000 times.
 MOST_DRAWN_AGAIN = 1000
+# TPE moves away from what it has proposed within a few.
+MOST_PROPOSED_AGAIN = 20
 
 
 class Searcher(Protocol):
@@ -76,7 +78,7 @@ def _drawn(settings: SearchSettings, space: Space) -> dict[str, Configuration]:
 
 
 class Tpe:
-    """Optuna's tree-structured Parzen estimator.
+    """Optuna's tree-structured Parzen estimator, each configuration once.
 
     Args:
         tried: configurations of earlier runs. Those that lie in the space come first: what is known
@@ -87,23 +89,39 @@ class Tpe:
         from optuna.samplers import TPESampler
 
         self._space = space
-        assert settings.trials is not None
         self._tried = deque(values for values in tried if space.holds(values))
-        self._left = settings.trials
+        self._random = _drawn(settings, space)
+        self._left = len(self._random)  # what the space has, if that is less than `trials`
+        self._proposed: set[str] = set()
         # what runs already counts as bad, so that trials side by side differ
         seed = settings.sampling_seed + len(self._tried)
         self.study = new_study(settings.maximise, TPESampler(seed=seed % 2**32, constant_liar=True))
-        self._asked: dict[str, list[Any]] = {}
+        self._asked: dict[str, Any] = {}
 
     def next(self) -> Configuration | None:
         if self._left == 0:
             return None
         self._left -= 1
-        if self._tried:
-            return self._tried.popleft()
-        trial = self.study.ask()
-        values = _suggested(trial, self._space)
-        self._asked.setdefault(key_of(values), []).append(trial)
+        values = self._tried.popleft() if self._tried else self._propose()
+        self._proposed.add(key_of(values))
+        return values
+
+    def _propose(self) -> Configuration:
+        """A configuration unlike all before: a random one where TPE keeps to what it knows."""
+        from optuna.trial import TrialState
+
+        repeats: list[Any] = []
+        while len(repeats) < MOST_PROPOSED_AGAIN:
+            trial = self.study.ask()
+            values = _suggested(trial, self._space)
+            if (key := key_of(values)) not in self._proposed:
+                self._asked[key] = trial
+                break
+            repeats.append(trial)  # "runs" until another is found, so TPE moves away from it
+        else:
+            values = next(self._random[key] for key in self._random if key not in self._proposed)
+        for trial in repeats:
+            self.study.tell(trial, state=TrialState.FAIL)
         return values
 
     def num_left(self) -> int:
@@ -112,13 +130,12 @@ class Tpe:
     def tell(self, values: Configuration, score: float | None) -> None:
         from optuna.trial import TrialState
 
-        asked = self._asked.get(key_of(values))
-        if not asked:  # of an earlier run
+        asked = self._asked.pop(key_of(values), None)
+        if asked is None:  # of an earlier run, or a random one
             add_known(self.study, self._space, values, score)
             return
-        # the newest: what is proposed while it runs already is told at once that it failed
         state = TrialState.FAIL if score is None else TrialState.COMPLETE
-        self.study.tell(asked.pop(), score, state)
+        self.study.tell(asked, score, state)
 
 
 def new_study(maximise: bool, sampler: Any = None) -> Any:

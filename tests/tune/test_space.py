@@ -165,14 +165,24 @@ def test_a_configuration_of_an_earlier_space_that_had_other_kinds_of_values_is_l
     assert Tpe(settings, whole, [*others, fits]).next() == fits
 
 
-def test_tpe_learns_the_score_of_a_configuration_that_is_proposed_again_while_it_runs():
-    settings = tpe_settings(3, kind={"choice": ["a"]})
-    searcher = Tpe(settings, Space(settings.space), [])
-    first, again = searcher.next(), searcher.next()
-    assert first == again
-    searcher.tell(again, None)  # a queue refuses it
-    searcher.tell(first, 7.0)
-    assert [one.value for one in searcher.study.trials] == [7.0, None]
+def test_tpe_proposes_each_configuration_once_and_as_many_as_there_are():
+    settings = tpe_settings(12, a={"choice": [1, 2, 3, 4]}, n={"integer": [1, 3]})
+    whole = Space(settings.space)
+
+    def proposed(searcher):
+        while (values := searcher.next()) is not None:
+            searcher.tell(values, -((values["a"] - 3) ** 2) - (values["n"] - 2) ** 2)
+            yield values
+
+    first = list(proposed(Tpe(settings, whole, [])))
+    assert len({key_of(values) for values in first}) == len(first) == 12
+    again = Tpe(settings, whole, first)
+    assert [again.next() for _ in range(13)] == [*first, None]  # nothing is left to train
+    more = Tpe(settings.model_copy(update={"trials": 20}), whole, first[:5])
+    assert more.num_left() == 12  # what a search says to be too few
+    assert len({key_of(values) for values in proposed(more)}) == 12
+    running = Tpe(settings, whole, [])
+    assert len({key_of(running.next()) for _ in range(12)}) == 12  # side by side, none has ended
 
 
 def test_numbers_stay_within_their_bounds():
