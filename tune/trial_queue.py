@@ -153,8 +153,10 @@ class TrialQueue:
         work, result, store = assignment.work, assignment.result, self.search.store
         trial = self.log.get(work.node.fingerprint)
         if trial is not None and trial.metric == assignment.metric and not trial.retryable:
-            # a confirmation is trained to the end, whatever the search did with that seed
-            still = trial.status == "failed" or trial.rule == self.search.settings.rule
+            # a confirmation is trained to the end, whatever the search did with that seed; so is
+            # a seed that was the first when it was stopped, and is not now
+            stopped_now = trial.rule == self.search.settings.rule and assignment.may_be_stopped
+            still = trial.status == "failed" or stopped_now
             if trial.status == "finished" or (trial.phase == self.phase and still):
                 return replace(trial, values=assignment.values)
         manifest = store.manifest(result.folder)

@@ -163,6 +163,24 @@ def test_what_was_stopped_by_another_rule_is_tried_again(make_search):
     assert tried(make_search({RATE: {"grid": [0.1]}}, scheduler="none")) == [(0.1, 42)]
 
 
+def test_a_seed_that_was_stopped_as_the_first_is_trained_as_another(make_search):
+    """Behind a new first seed it is never stopped: the configuration finished with that one."""
+
+    def run(seeds, ends):
+        search = make_search({RATE: {"grid": [0.1, 0.2]}}, seeds=seeds)
+        log = TrialLog(search.store.root, search.folder)
+        queue = TrialQueue(search, log, Listed(list(search.space.grid())), seeds, "search")
+        return play(queue, ends), rank(search, counted(search, own_trials(search, log)))
+
+    run([1], {(0.2, 1): {"status": "stopped", "score": 49.0}})
+    ran, ranking = run([2, 1], {(0.2, 2): {"status": "finished", "score": 60.0}})
+    assert ran == [(0.1, 2), (0.2, 2), (0.2, 1)]
+    assert [(one.values[RATE], one.scores) for one in ranking] == [
+        (0.2, [60.0, 50.0]), (0.1, [50.0, 50.0])
+    ]  # fmt: skip
+    assert run([2, 1], {})[0] == []
+
+
 def test_a_killed_search_knows_what_had_begun(three_rates):
     search, new_queue = three_rates
     log = TrialLog(search.store.root, search.folder)
