@@ -43,7 +43,8 @@ def counted(search: Search, trials: list[Trial]) -> list[Trial]:
 
 
 def rank(search: Search, trials: list[Trial]) -> list[Ranked]:
-    """Configurations whose trials all finished, by their mean score, best first."""
+    """Configurations whose trials all finished, by their mean score, best first; behind them those
+    that lack seeds, since the best of many single scores is mostly luck."""
     groups: dict[str, list[Trial]] = {}
     for trial in trials:
         groups.setdefault(search.configuration_id(trial.values), []).append(trial)
@@ -52,7 +53,14 @@ def rank(search: Search, trials: list[Trial]) -> list[Ranked]:
         for name, group in groups.items()
         if all(trial.status == "finished" and trial.score is not None for trial in group)
     ]
-    return sorted(ranking, key=lambda ranked: ranked.mean, reverse=search.settings.maximise)
+    ranking.sort(key=lambda ranked: ranked.mean, reverse=search.settings.maximise)
+    return sorted(ranking, key=lambda ranked: lacks_seeds(search, ranked))
+
+
+def lacks_seeds(search: Search, ranked: Ranked) -> bool:
+    """Whether a configuration is still to be trained with seeds of the search, or was to be before
+    the budget was spent."""
+    return not {trial.seed for trial in ranked.trials}.issuperset(search.seeds)
 
 
 def fresh_seeds(search: Search, trials: list[Trial]) -> list[int]:

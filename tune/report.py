@@ -5,7 +5,7 @@ from statistics import mean, stdev
 from pipeline.report.table import aligned, results_table
 from tune.phases import Outcome
 from tune.progress import short_names, shown, shown_score, status_counts, values_text
-from tune.ranking import Ranked
+from tune.ranking import Ranked, lacks_seeds
 
 MOST_ROWS = 10
 
@@ -20,7 +20,7 @@ def outcome_text(outcome: Outcome) -> str:
     for place, ranked in enumerate(shown_first, start=1):
         cells = [shown(ranked.values[path]) if path in ranked.values else "" for path in names]
         again = [fresh.get(ranked.id, "")] if fresh else []
-        rows.append([str(place), *cells, _spread(ranked), *again])
+        rows.append([str(place), *cells, _searched(outcome, ranked), *again])
     searched = [trial for trial in outcome.trials if trial.phase != "confirm"]
     counts = ", ".join(status_counts(searched))
     lines = [f"search {search.name}: {counts}", "", *aligned(rows), ""]
@@ -54,14 +54,20 @@ def _verdict(outcome: Outcome) -> str:
         asked = outcome.search.settings.confirm.settings
         why = "could not be trained again" if asked else "was not trained again"
         return (
-            f"{text}, {_spread(best)}. It is the best of {tried} and {why} with fresh seeds, so "
-            "the figure is too good to expect (search.confirm)."
+            f"{text}, {_searched(outcome, best)}. It is the best of {tried} and {why} with fresh "
+            "seeds, so the figure is too good to expect (search.confirm)."
         )
     searched = next(ranked for ranked in outcome.ranking if ranked.id == best.id)
     return (
         f"{text}. With {len(best.trials)} fresh seed(s) {_spread(best)}; in the search, as one of "
-        f"{tried}, {_spread(searched)}."
+        f"{tried}, {_searched(outcome, searched)}."
     )
+
+
+def _searched(outcome: Outcome, ranked: Ranked) -> str:
+    """What the search found of a configuration."""
+    lacking = f" ({len(ranked.trials)} of {len(outcome.search.seeds)} seeds)"
+    return _spread(ranked) + lacking * lacks_seeds(outcome.search, ranked)
 
 
 def _spread(ranked: Ranked) -> str:

@@ -2,12 +2,13 @@
 
 from pipeline.store.history import artifacts_in_history
 from tune.definition import Search
-from tune.ranking import own_trials, rank
+from tune.ranking import lacks_seeds, own_trials, rank
 from tune.trials import Trial, TrialLog
 
 
 class Keeper:
-    """Sees to it that only the best configurations keep their weights.
+    """Sees to it that only the best configurations keep their weights, and as many of those that
+    lack seeds: they may be on their way.
 
     Weights that another run made, or that a run of a recipe refers to, are not its to drop.
     """
@@ -15,22 +16,33 @@ class Keeper:
     def __init__(self, search: Search, log: TrialLog) -> None:
         self._search = search
         self._runs: dict[str, set[str]] = {}
-        self._held: dict[str, Trial] = {}
+        self._searched: dict[str, Trial] = {}  # finished ones, by fingerprint
+        self._held: dict[str, Trial] = {}  # those whose weights are there, by folder
         for trial in own_trials(search, log):
-            self.add(trial)
+            self._count(trial)
+        self._drop_worse()
 
     def add(self, trial: Trial) -> None:
         """Counts a trial's weights in; drops the worst configuration's if there are too many."""
+        self._count(trial)
+        self._drop_worse()
+
+    def _count(self, trial: Trial) -> None:
         if trial.status != "finished":
             return
+        if trial.phase == "search":
+            self._searched[trial.fingerprint] = trial
         manifest = self._search.store.manifest(trial.folder)
-        if manifest is None or manifest.stats.get("search") != self._search.name:
-            return
-        self._held[trial.folder] = trial
-        searched = [held for held in self._held.values() if held.phase == "search"]
-        for ranked in rank(self._search, searched)[self._search.settings.keep :]:
-            for worse in ranked.trials:
-                self._drop(worse)
+        if manifest is not None and manifest.stats.get("search") == self._search.name:
+            self._held[trial.folder] = trial
+
+    def _drop_worse(self) -> None:
+        ranking, keep = rank(self._search, [*self._searched.values()]), self._search.settings.keep
+        whole = [ranked for ranked in ranking if not lacks_seeds(self._search, ranked)]
+        for worse in [*whole[keep:], *ranking[len(whole) + keep :]]:
+            for trial in worse.trials:
+                if trial.folder in self._held:
+                    self._drop(trial)
 
     def drop_all_but(self, folders: set[str]) -> None:
         """Drops confirmations, except these."""

@@ -33,11 +33,11 @@ def outcome_of(search, trials):
     return Outcome(search, own, 0, ranking, [], ranking[0], {1: Results([], [], {})})
 
 
-def owned(search, rate, score, **more):
+def owned(search, rate, score, seed=1, **more):
     values = {RATE: rate, **more}
-    work = search.work_of(values, 1)
+    work = search.work_of(values, seed)
     curve = [[12, 100.0, score]]
-    return trial(work.node.fingerprint, values=values, score=score, curve=curve)
+    return trial(work.node.fingerprint, values=values, seed=seed, score=score, curve=curve)
 
 
 def test_importance_is_of_settings_of_the_space_that_differ(make_search):
@@ -95,6 +95,16 @@ def test_the_page_of_the_best_ones_run_shows_what_settings_do(make_search, monke
     assert root.read(other_tests) == before
     train = recipe.train.model_copy(update={"seed": 7})
     assert heading not in root.read(page_of(recipe.model_copy(update={"train": train})))
+
+
+def test_it_is_said_of_how_many_seeds_a_score_is_where_some_are_lacking(make_search, monkeypatch):
+    monkeypatch.setattr(report, "_tests", lambda outcome: [])
+    search = make_search({RATE: {"grid": [0.1, 0.2]}}, seeds=[1, 2])
+    whole = [owned(search, 0.1, 50.0), owned(search, 0.1, 52.0, seed=2)]
+    text = report.outcome_text(outcome_of(search, [*whole, owned(search, 0.2, 60.0)]))
+    first, second = (line for line in text.splitlines() if line.startswith(("1", "2")))
+    assert first.endswith("51.00 ± 1.41") and second.endswith("60.00 (1 of 2 seeds)")
+    assert "Best: learning_rate 0.1, 51.00 ± 1.41." in text
 
 
 @pytest.mark.parametrize(("gpus", "share"), [(None, 1.0), (0, 0.0), (1, 1.0)])
