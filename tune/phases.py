@@ -92,7 +92,7 @@ def run_search(search: Search, address: str | None, out: Callable[[str], None]) 
         text = yaml.safe_dump(search.plain_settings, sort_keys=False, allow_unicode=True)
         root.write(f"{search.folder}/search.yaml", text.encode())
         log = TrialLog(root, search.folder)
-        phases = _Phases(search, log, run_log, address, out, stack)
+        phases = _Phases(search, log, run_log, leases, address, out, stack)
         phases.search()
         trials = counted(search, own_trials(search, log))
         ranking = rank(search, trials)
@@ -138,12 +138,13 @@ class _Phases:
         search: Search,
         log: TrialLog,
         run_log: RunLog,
+        leases: Leases,
         address: str | None,
         out: Callable[[str], None],
         stack: ExitStack,
     ) -> None:
         self._search, self._log, self._address, self._out = search, log, address, out
-        self._run_log, self.told = run_log, "begins"
+        self._run_log, self._leases, self.told = run_log, leases, "begins"
         self._stack, self._asked = stack, threading.Event()
         self._is_open = False
         self._needs = set(needs_of(search.store.root, search.folder))
@@ -282,7 +283,10 @@ class _Phases:
         def goes_on() -> bool:
             return not self._asked.is_set() and may_start()
 
-        queue = TrialQueue(self._search, self._log, searcher, seeds, phase, goes_on, watch)
+        say = told_of(f"search {self._search.name}", self._out)
+        queue = TrialQueue(
+            self._search, self._log, searcher, seeds, phase, goes_on, watch, self._leases, say
+        )
         first = queue.peek()
         if first is None:
             return
@@ -290,7 +294,9 @@ class _Phases:
         from tune.ray_tune import run_trials
 
         with self._until_asked():
-            run_trials(queue, reservation, phase == "search", self._asked)
+            while first is not None:
+                run_trials(queue, reservation, phase == "search", self._asked)
+                first = queue.peek()  # what other runs have left; without Ray's cores meanwhile
 
     @contextmanager
     def _until_asked(self) -> Iterator[None]:

@@ -342,7 +342,8 @@ class QueueReports(Reports):
         else:
             score = curve[-1][2] if curve else None
             facts = {"status": "stopped", "score": score, "curve": curve}
-        if not ("published" in last or last.get("retryable")):  # nobody goes on from there
+        nobody_goes_on = not ("published" in last or last.get("retryable"))
+        if nobody_goes_on and self._queue.holds(_fingerprint(trial)):
             store.root.delete(assignment.work.scratch)
         self._end(trial, last, facts)
 

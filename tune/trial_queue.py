@@ -3,6 +3,9 @@
 Every configuration begins with its first seed; only one that finishes gets its other seeds, so that
 a configuration that was stopped or failed costs one trial. What is known already is never asked for
 again.
+
+A trial trains under a lease (pipeline/store/leases.py), as a run of a recipe does. What another run
+trains is left for later, and read if that run finishes it.
 """
 
 from collections import deque
@@ -11,6 +14,9 @@ from dataclasses import dataclass, field, replace
 from statistics import mean
 from typing import Any
 
+from pipeline.run.work import NodeWork, silent
+from pipeline.store.leases import Lease, Leases
+from stages.contract import Say
 from stages.errors import UserError
 from stages.variables import hide_values
 from tune.assignment import Assignment
@@ -40,6 +46,7 @@ class TrialQueue:
         seeds: of every configuration.
         may_start: False once the budget is spent.
         watch: called with every trial that ended, and with None when one has a new result.
+        leases: None: nobody else is at work on the storage. say: is told who is waited for.
     """
 
     def __init__(
@@ -51,10 +58,15 @@ class TrialQueue:
         phase: Phase,
         may_start: Callable[[], bool] = lambda: True,
         watch: Callable[["TrialQueue", Trial | None], None] = lambda queue, trial: None,
+        leases: Leases | None = None,
+        say: Say = silent,
     ) -> None:
         self.search, self.log, self.phase = search, log, phase
         self._searcher, self._seeds = searcher, seeds
         self._may_start, self._watch = may_start, watch
+        self._leases, self._say = leases, say
+        self._held: dict[str, Lease] = {}  # by fingerprint of the running trial
+        self._elsewhere: deque[tuple[_Candidate, int]] = deque()  # another run trains these
         self._ready: deque[tuple[_Candidate, int]] = deque()
         self._owner: dict[str, _Candidate] = {}  # by fingerprint of the running trial
         self._seen: set[str] = set()
@@ -63,13 +75,19 @@ class TrialQueue:
         self.results: dict[str, dict[str, Any]] = {}  # the newest of every running trial
 
     def peek(self) -> Assignment | None:
-        """What `next` will give; what is known already is written down."""
+        """What `next` will give, before any runs; what is known already is written down.
+
+        Waits where other runs train all that is left.
+        """
         self._next = self._next or self._find()
+        while self._next is None and self._elsewhere and self._may_start():
+            self._next = self._begin(*self._elsewhere.popleft(), waits=True) or self._find()
         return self._next
 
     def next(self) -> Assignment | None:
-        """The next trial to run; None when there is none before one of those that run has ended."""
-        assignment, self._next = self.peek(), None
+        """The next trial to run; None when there is none before one of those that run has ended, or
+        but those that other runs train."""
+        assignment, self._next = self._next or self._find(), None
         if assignment is not None:
             self.log.add(self._trial(assignment, status="running"))
         return assignment
@@ -94,7 +112,8 @@ class TrialQueue:
 
     def num_left(self) -> int:
         """At most so many trials are ahead, running ones included."""
-        waiting = [candidate for candidate, _ in self._ready] + list(self._owner.values())
+        ahead = [*self._ready, *self._elsewhere]
+        waiting = [candidate for candidate, _ in ahead] + list(self._owner.values())
         seeds = sum(1 + len(candidate.seeds) for candidate in waiting)
         return self._searcher.num_left() * len(self._seeds) + seeds
 
@@ -108,12 +127,16 @@ class TrialQueue:
         self.results.pop(fingerprint, None)
         trial = self._trial(self.running.pop(fingerprint), **facts)
         self._close(self._owner.pop(fingerprint), trial)
+        self._release(fingerprint)
+        self._ready.extend(self._elsewhere)  # they may be free by now
+        self._elsewhere.clear()
         return trial
 
     def put_away(self, fingerprint: str) -> None:
         """Forgets a trial that runs no more and has not ended: the next search goes on with it."""
         self.results.pop(fingerprint, None)
         del self.running[fingerprint], self._owner[fingerprint]
+        self._release(fingerprint)
 
     def give_back(self, fingerprint: str) -> None:
         """A trial whose process was lost is the next one again."""
@@ -121,8 +144,8 @@ class TrialQueue:
         self.put_away(fingerprint)
         self._ready.appendleft((candidate, seed))
 
-    def _begin(self, candidate: _Candidate, seed: int) -> Assignment | None:
-        """Starts a trial, unless its end is known."""
+    def _begin(self, candidate: _Candidate, seed: int, waits: bool = False) -> Assignment | None:
+        """Starts a trial, unless its end is known or another run trains it."""
         metric = self.search.settings.metric
         try:
             work = self.search.work_of(candidate.values, seed)
@@ -144,9 +167,38 @@ class TrialQueue:
         if known is not None:
             self._close(candidate, known)
             return None
+        if self._leases is not None:
+            lease = self._leases.take(
+                work.lease, lambda: self._is_over(work), self._say,
+                lambda: self._said(work.node.fingerprint), waits,
+            )  # fmt: skip
+            if lease is None:
+                self._elsewhere.append((candidate, seed))
+                return None
+            self._held[work.node.fingerprint] = lease
+            stale_seconds = self._leases.stale_seconds
+            work = replace(work, attempt=lease.holder.id, stale_seconds=stale_seconds)
+            assignment = replace(assignment, work=work)
         self.running[work.node.fingerprint] = assignment
         self._owner[work.node.fingerprint] = candidate
         return assignment
+
+    def _is_over(self, work: NodeWork) -> bool:
+        """Whether a training that another run holds need not be waited for."""
+        return not self._may_start() or work.store.manifest(work.folder) is not None
+
+    def _said(self, fingerprint: str) -> str:
+        """How far a trial is, for those who wait for it."""
+        share = self.results.get(fingerprint, {}).get("progress", 0)
+        return f"trial of search {self.search.name}, {share:.0f}%"
+
+    def holds(self, fingerprint: str) -> bool:
+        """Whether what a running trial has left unfinished is ours: no other run has taken over."""
+        return self._leases is None or not self._leases.is_lost(self._held[fingerprint])
+
+    def _release(self, fingerprint: str) -> None:
+        if self._leases is not None:
+            self._leases.release(self._held.pop(fingerprint))
 
     def _known(self, assignment: Assignment) -> Trial | None:
         """What this search, another search or a run of the recipe knows of a training."""

@@ -180,15 +180,21 @@ class Leases:
         self._stop.set()
 
     def take(
-        self, folder: str, is_made: Callable[[], bool], wait: Say, said: Callable[[], str]
+        self,
+        folder: str,
+        is_made: Callable[[], bool],
+        wait: Say,
+        said: Callable[[], str],
+        waits: bool = True,
     ) -> Lease | None:
         """Waits until the lease of an artifact is ours, or somebody else has made it.
 
         Args:
             wait: is told who is waited for. said: how far we are, for those who wait for us.
+            waits: False: not for anybody who may be at work.
 
         Returns:
-            None: it is made.
+            None: it is made, or not waited for.
 
         Raises:
             Stopped: the run ends.
@@ -219,6 +225,8 @@ class Leases:
                 elif lease is not None:
                     return lease
                 continue
+            if not waits:
+                return None
             if now - told > TELL_SECONDS and (holder is not None or now > seen[1]):
                 wait(f"waits for {_shown(holder, _file(folder, number))}", important=True)
                 told = now

@@ -1,11 +1,15 @@
 """Bookkeeping of trials: what is tried, tried again, left out, ranked and kept."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 
+from pipeline.run.work import silent
+from pipeline.store.leases import Leases
 from stages.files import Root
+from tests.support.command import wait_until
 from tests.support.trials import RATE, TAU3, play, trial
 from tune.ranking import counted, fresh_seeds, own_trials, rank
 from tune.ray_tune import QueueReports
@@ -226,6 +230,70 @@ def test_a_trial_whose_process_is_lost_too_often_has_failed(make_search, tiny_re
     (failed,) = TrialLog(search.store.root, search.folder)
     assert failed.values == {RATE: 0.1} and failed.retryable
     assert queue.next().values == {RATE: 0.2}
+
+
+@pytest.fixture
+def beside_a_run(make_search):
+    """A search of two configurations, the leases of a run beside it, and the search's queue."""
+    search = make_search({RATE: {"grid": [0.1, 0.2]}}, seeds=[1])
+    log, grid, said = TrialLog(search.store.root, search.folder), search.space.grid(), []
+
+    def say(text, important=False):
+        said.append(text)
+
+    root = search.store.root
+    with Leases(root, pytest.fail, 0.1) as others, Leases(root, pytest.fail, 0.1) as own:
+        queue = TrialQueue(search, log, Listed([*grid]), [1], "search", leases=own, say=say)
+        yield search.work_of({RATE: 0.1}, 1), others, queue, said
+
+
+def take(leases, work):
+    return leases.take(work.lease, lambda: False, silent, str, waits=False)
+
+
+def test_what_a_run_trains_is_left_to_it_and_read_when_it_is_made(beside_a_run, tmp_path):
+    work, others, queue, _ = beside_a_run
+    held = take(others, work)
+    assert play(queue, {}) == [(0.2, 1)]
+    row = {"step": 12, "num_steps": 12, "loss": 1.0, "dev_spearman": 70.0}
+    (tmp_path / "made/metrics").mkdir(parents=True)
+    (tmp_path / "made/metrics/metrics.jsonl").write_text(json.dumps(row))
+    work.publish({"best_step": 12}, tmp_path / "made")
+    others.release(held)
+    assert queue.peek() is None
+    known = queue.log.get(work.node.fingerprint)
+    assert known.reused and known.score == 70.0
+
+
+def test_what_a_run_has_not_finished_is_waited_for_and_trained_under_a_lease(beside_a_run):
+    work, others, queue, said = beside_a_run
+    held = take(others, work)
+    assert play(queue, {}) == [(0.2, 1)]
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(queue.peek)
+        wait_until(lambda: said)
+        assert "waits for" in said[0] and not waiting.done()
+        others.release(held)
+        assert waiting.result().values == {RATE: 0.1}
+    assert take(others, work) is None
+    assert play(queue, {}) == [(0.1, 1)]
+    assert take(others, work) is not None
+
+
+@pytest.mark.parametrize("taken_over", [False, True])
+def test_a_stopped_trial_leaves_the_checkpoints_of_whoever_has_taken_over(beside_a_run, taken_over):
+    work, _, queue, _ = beside_a_run
+    stopped = SimpleNamespace(
+        trial_id="x", config={"assignment": queue.next()}, evaluated_params={},
+        run_metadata=SimpleNamespace(last_result={}, metric_analysis={}, metric_n_steps={}),
+    )  # fmt: skip
+    work.root.write(f"{work.scratch}/step-000010/complete.json", b"{}")
+    if taken_over:
+        work.root.write(f"leases/{work.lease}/000002.json", b"{}")
+    reports = QueueReports(queue)
+    reports.on_trial_complete(0, [], stopped)
+    assert reports.error is None and queue.log.get(work.node.fingerprint).status == "stopped"
+    assert work.root.exists(f"{work.scratch}/step-000010/complete.json") == taken_over
 
 
 def test_only_the_best_configurations_keep_weights(make_search):
