@@ -22,7 +22,8 @@ LONGEST_PATH, LONGEST_NAME = 4000, 255
 # What a table, a node or a folder is called; file systems have 255 bytes for a name
 Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[^\t\r\n]+$")]
 # As a folder, a job or a node of a cluster may be called too
-Slug = Annotated[str, Field(max_length=100, pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+LONGEST_SLUG = 100
+Slug = Annotated[str, Field(max_length=LONGEST_SLUG, pattern=r"^[a-z0-9][a-z0-9._-]*$")]
 # What every random generator here takes.
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 

@@ -14,6 +14,7 @@ from pipeline.run.pools import PoolSettings
 from pipeline.run.work import NodeWork, works_of
 from pipeline.store.artifacts import ArtifactStore
 from stages.errors import UserError
+from stages.fields import LONGEST_SLUG
 from stages.recipe import Recipe
 from stages.variables import with_texts
 from tune.searchers import SEARCHERS, Searcher
@@ -21,15 +22,20 @@ from tune.settings import SearchSettings
 from tune.space import Configuration, Space, key_of
 from tune.trials import Trial, TrialResult
 
+# Behind a search's name: what its best recipe is called.
+BEST = "-best"
+
 
 @dataclass(frozen=True)
 class SearchFile:
     """What a search's file says, before anything that it names is looked at.
 
-    settings: the search. plain_settings: the same as plain data, ${VARIABLES} as they were written.
+    name: of the search. settings: all of it. plain_settings: the same as plain data, ${VARIABLES}
+        as they were written.
     base: the recipe's document, without `search`.
     """
 
+    name: str
     settings: SearchSettings
     plain_settings: dict[str, Any]
     base: Document
@@ -55,7 +61,14 @@ def read_search(file: str, overrides: list[str] | None = None) -> SearchFile:
     base.split("search")
     settings = section.read(SearchSettings, section="search")
     plain = with_texts(settings.model_dump(), section.texts(settings))
-    return SearchFile(settings, plain, base, read_recipe(base))
+    recipe = read_recipe(base)
+    name = settings.name or recipe.name
+    if len(name) > (longest := LONGEST_SLUG - len(BEST)):
+        raise UserError(
+            f"recipe {file}: search.name: '{name}' has {len(name)} characters, but '{BEST}' is to "
+            f"stand behind it in the name of the best recipe; give at most {longest}"
+        )
+    return SearchFile(name, settings, plain, base, recipe)
 
 
 class Search:
@@ -91,7 +104,7 @@ class Search:
                 f"recipe {file}: search.searcher: there is no '{self.settings.searcher}'; there "
                 f"are {', '.join(self._searchers)}"
             )
-        self.name = self.settings.name or self.recipe.name
+        self.name = read.name
         self.folder = f"tune/{self.name}"
         self.store = ArtifactStore(self.recipe.storage)
         self.space = Space(self.settings.space)
@@ -137,7 +150,7 @@ class Search:
 
     def best_recipe(self, values: Configuration, seed: int) -> Recipe:
         """As `best.yaml` has it."""
-        return self.recipe_of(values, seed).model_copy(update={"name": f"{self.name}-best"})
+        return self.recipe_of(values, seed).model_copy(update={"name": f"{self.name}{BEST}"})
 
     def work_of(self, values: Configuration, seed: int) -> NodeWork:
         """The training of one trial, whose inputs must be there when it runs; raises as above."""

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from pipeline.recipe.loader import LONGEST, read_yaml
 from stages.errors import UserError
+from stages.fields import RECIPE_PREFIX
 from stages.plain import shortened
 from stages.settings import Extensible
 from stages.variables import FILLED_IN, VARIABLE, Texts, hide_values, value_at
@@ -120,8 +121,19 @@ class Document:
                 alone = _expand(text, path, type(settings))
                 path += tuple(key for key, inner in value.items() if inner == alone)[:1]
                 value = alone
-            found[path] = (value, text)
+            found[path] = (value, self._from_anywhere(value, text))
         return found
+
+    def _from_anywhere(self, value: Any, text: str) -> str:
+        """The text, as it may be written into a file in another folder: what `recipe:` names is
+        relative to the folder of the file."""
+        file = text.removeprefix(RECIPE_PREFIX)
+        names_one = str(value).startswith(RECIPE_PREFIX) and file != text
+        if not names_one or value == text:  # the same: who uses it fills it in
+            return text
+        filled = VARIABLE.sub(lambda name: FILLED_IN[name[1]], file)
+        is_relative = not Path(filled).expanduser().is_absolute()
+        return f"{RECIPE_PREFIX}{self.folder / file}" if is_relative else text
 
     def _message(self, error: Any, settings: "_KnownSettings", section: str) -> str:
         where = tuple(str(part) for part in error["loc"])

@@ -5,6 +5,7 @@ import datetime
 import pytest
 import yaml
 
+from pipeline.recipe.read import dump_recipe, load_recipe
 from stages.errors import UserError
 from tests.support.trials import RATE, TAU2, TAU3
 from tune.definition import Search
@@ -89,6 +90,26 @@ def test_a_search_may_be_a_file_of_its_own(tmp_path, tiny_recipe, monkeypatch):
         Search(str(file))
     with pytest.raises(UserError, match="no `search` section"):
         Search(str(tmp_path / "base.yaml"))
+
+
+def test_the_best_recipe_can_be_read_where_it_lies(make_search, tiny_recipe, tmp_path, monkeypatch):
+    """Its folder is another one, to which what `recipe:` names would be relative."""
+    recipe, folder = tiny_recipe(), tmp_path / "runs/tune/x"
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(tiny_recipe()))
+    folder.mkdir(parents=True)
+    for text, variable in (
+        ("recipe:${WHICH}.yaml", "base"), ("recipe:${WHICH}/base.yaml", str(tmp_path)),
+        ("recipe:base.yaml", ""),
+    ):  # fmt: skip
+        monkeypatch.setenv("WHICH", variable)
+        recipe["teachers"][0] = {"name": "t", "model": text}
+        search = make_search({RATE: {"grid": [1e-3]}}, recipe, name="a" * 95)
+        (folder / "best.yaml").write_text(dump_recipe(search.best_recipe({RATE: 1e-3}, 1)))
+        again = load_recipe(str(folder / "best.yaml"))
+        assert again.teachers[0].model == f"recipe:{tmp_path}/base.yaml"
+        assert ("${WHICH}" in again.plain()["teachers"][0]["model"]) == bool(variable)
+    with pytest.raises(UserError, match="search.name: .* has 96 characters, .* give at most 95"):
+        make_search({RATE: {"grid": [1e-3]}}, name="a" * 96)
 
 
 def test_what_trials_read_is_prepared_for_all_of_them(make_search):
