@@ -28,8 +28,9 @@ from pipeline.recipe.read import read_recipe
 from stages.content import files_below
 from stages.errors import UserError
 from stages.fields import RECIPE_PREFIX
+from stages.plain import as_yaml
 from stages.plugins import OWN_PACKAGES
-from stages.recipe import Recipe, as_yaml
+from stages.recipe import Recipe
 from stages.text import user_name
 from stages.variables import VARIABLE, value_at
 from tune.definition import read_search

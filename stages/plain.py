@@ -1,8 +1,11 @@
-"""What a setting's value may be at all: text, whole and finite numbers, and lists of them."""
+"""What a setting's value may be at all: text, whole and finite numbers, and lists of them; how it
+is written as YAML."""
 
 import math
 import re
 from typing import Any
+
+import yaml
 
 # 64 bits, as in Arrow, torch and every random generator
 LARGEST = 2**63
@@ -15,6 +18,32 @@ PASSWORD = re.compile(r"(:/{1,3})[^\s'\"@:]{0,200}:[^\s'\"]{0,500}@")
 NO_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 # What some terminals obey besides
 UNPRINTABLE = re.compile(f"{NO_TEXT.pattern}|[\x80-\x9f]")
+# 3e-5 is a number to whoever reads a recipe, and a text to PyYAML: who writes one must know
+FLOAT = (
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
+)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts quotes around what would be read as something else."""
+
+
+def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    # PyYAML writes this line break as it is, and reads it as a space
+    style = '"' if "\x85" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+
+_Dumper.add_implicit_resolver(*FLOAT)
+_Dumper.add_representer(str, _text)
+
+
+def as_yaml(raw: Any, **style: Any) -> str:
+    """Plain data as YAML, in its own order, as it is read again; `style`: options of PyYAML."""
+    style = {"sort_keys": False, "allow_unicode": True, "width": 100} | style
+    return str(yaml.dump(raw, Dumper=_Dumper, **style))
 
 
 def check_scalar(value: Any) -> None:

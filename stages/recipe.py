@@ -21,7 +21,6 @@ and never show their values.
 
 from typing import Any
 
-import yaml
 from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
 from stages.combinations import check_combinations, without_effect
@@ -31,6 +30,7 @@ from stages.encoder.settings import EncoderSettings
 from stages.evaluate.settings import EvaluateSettings
 from stages.export.settings import ExportSettings
 from stages.fields import ModelName, Slug, StoragePath
+from stages.plain import as_yaml
 from stages.ranks.settings import RanksSettings
 from stages.rewrite.settings import PerturbSettings
 from stages.sentences.settings import SentencesSettings
@@ -209,8 +209,3 @@ class Recipe(Extensible):
     def summary(self) -> str:
         """What the model card tells of the recipe, as YAML (see `Settings.public`)."""
         return as_yaml(with_texts(self.public(), self._texts))
-
-
-def as_yaml(raw: Any) -> str:
-    """Plain data as YAML, in its own order."""
-    return str(yaml.safe_dump(raw, sort_keys=False, allow_unicode=True, width=100))

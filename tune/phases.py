@@ -18,8 +18,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-import yaml
-
 from pipeline.plan.plan import make_plan
 from pipeline.recipe.read import dump_recipe
 from pipeline.report.differences import with_differences
@@ -36,6 +34,7 @@ from stages.contract import NO_FIGURES
 from stages.encoder.hub import reading
 from stages.errors import Stopped, UserError
 from stages.packages import need
+from stages.plain import as_yaml
 from stages.recipe import Recipe
 from tune.assignment import Assignment, Member
 from tune.definition import Search
@@ -89,8 +88,7 @@ def run_search(search: Search, address: str | None, out: Callable[[str], None]) 
         phases: _Phases | None = None
         _wait_for_others(search, leases, out, lambda: phases.told if phases else "begins")
         run_log = stack.enter_context(RunLog(root, f"{search.folder}/log", out))
-        text = yaml.safe_dump(search.plain_settings, sort_keys=False, allow_unicode=True)
-        root.write(f"{search.folder}/search.yaml", text.encode())
+        root.write(f"{search.folder}/search.yaml", as_yaml(search.plain_settings).encode())
         log = TrialLog(root, search.folder)
         phases = _Phases(search, log, run_log, leases, address, out, stack)
         phases.search()

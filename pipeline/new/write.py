@@ -6,11 +6,10 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-import yaml
-
 from pipeline.new.fit import Proposal, students_name
 from pipeline.new.text import LONG_CHARS, Text
 from stages.evaluate.settings import EvaluateSettings
+from stages.plain import as_yaml
 from stages.sentences.settings import SentencesSettings
 from stages.text import clock
 
@@ -211,10 +210,7 @@ def _times(found: Proposal) -> str:
 
 def _scalar(value: Any) -> str:
     """A value on one line of YAML."""
-    shown = yaml.safe_dump(
-        [value], default_flow_style=True, width=10**6, allow_unicode=True, sort_keys=False
-    )
-    return shown[1:-2]
+    return as_yaml([value], default_flow_style=True, width=10**6)[1:-2]
 
 
 def _section(

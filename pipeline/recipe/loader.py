@@ -11,6 +11,7 @@ import yaml
 from yaml.constructor import ConstructorError
 
 from stages.errors import UserError
+from stages.plain import FLOAT
 
 # Characters of a file, and settings in it once aliases are written out
 LONGEST, MOST_NODES = 4_000_000, 100_000
@@ -77,11 +78,7 @@ class _Loader(yaml.SafeLoader):
         return value
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$"),
-    list("-+.0123456789"),
-)
+_Loader.add_implicit_resolver(*FLOAT)
 for _kind in ("int", "float"):
     _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_number)
 

@@ -5,8 +5,9 @@ from typing import Any
 from pipeline.recipe.document import Document
 from stages.builtin import BUILTIN
 from stages.errors import UserError
+from stages.plain import as_yaml
 from stages.plugins import load_extensions
-from stages.recipe import Recipe, as_yaml
+from stages.recipe import Recipe
 
 
 def load_recipe(path: str, overrides: list[str] | None = None) -> Recipe:

@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-import yaml
-
 from stages.contract import StudentPart
 from stages.export.licence import KEYS, UNKNOWN
 from stages.kinds import Kind
+from stages.plain import as_yaml
 
 NO_PROMPTS: Mapping[Kind, str] = MappingProxyType({})
 
@@ -84,7 +83,7 @@ def model_card(
     stated = licences[0] if licences else {}
     front = {key: stated[key] for key in KEYS if key in stated} | about
     return f"""---
-{yaml.safe_dump(front, sort_keys=False, allow_unicode=True).rstrip()}
+{as_yaml(front).rstrip()}
 ---
 # {name}
 

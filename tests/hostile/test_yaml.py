@@ -1,9 +1,13 @@
 """YAML that means something else than it seems to, or was made to harm."""
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
+from pipeline.new.write import _scalar
 from pipeline.recipe.loader import LONGEST, read_yaml
 from stages.errors import UserError
+from stages.plain import NO_TEXT, as_yaml
 from tests.hostile.subjects import limited
 
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -57,6 +61,23 @@ def test_refused(case):
 def test_read(text):
     found = read_yaml(text, "x")[0]["a"]
     assert found == READ[text] and type(found) is type(READ[text])
+
+
+TEXTS = st.text(max_size=8).filter(lambda text: not NO_TEXT.search(text))
+NUMBERLIKE = st.text("0123456789eE+-._:", max_size=6)
+NUMBERS = st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(TEXTS | NUMBERLIKE | NUMBERS | st.booleans() | st.none())
+@example("1e5")
+@example("12E4")
+@example("-.5e+3")
+@example("\x85")
+def test_what_is_written_is_read_as_the_same(value):
+    """In blocks, and on one line as `sentray new` writes it."""
+    for text in (as_yaml({"a": value}), "a: " + _scalar(value)):
+        found = read_yaml(text, "x")[0]["a"]
+        assert found == value and type(found) is type(value)
 
 
 def test_files_without_an_end(tmp_path):

@@ -25,6 +25,11 @@ def test_a_resolved_recipe_reads_back_the_same(tmp_path, tiny_recipe):
     assert load_recipe(write(tmp_path, dump_recipe(recipe))) == recipe
 
 
+def test_a_name_that_looks_like_a_number_stays_a_name(tmp_path, tiny_recipe):
+    recipe = load_recipe(write(tmp_path, tiny_recipe()), ["name='12e4'"])
+    assert load_recipe(write(tmp_path, dump_recipe(recipe))).name == "12e4"
+
+
 @pytest.mark.parametrize("file", sorted(RECIPES.glob("*.yaml")), ids=lambda file: file.stem)
 def test_every_shipped_recipe_is_valid(file, monkeypatch):
     monkeypatch.setenv("SENTRAY_DATA", "/anywhere")
