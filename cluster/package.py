@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 from cluster.settings import ClusterSettings
 from pipeline.recipe.document import Document, assign, setting_path
 from pipeline.recipe.read import read_recipe
-from stages.content import files_below
+from stages.content import files_of
 from stages.errors import UserError
 from stages.fields import RECIPE_PREFIX
 from stages.plain import as_yaml
@@ -245,7 +245,7 @@ def _below(place: Path) -> Iterator[tuple[str, Path]]:
     if place.is_file():
         yield "", place
         return
-    for file in files_below(place, hidden=(".",)):
+    for file in files_of(place):
         yield file.relative_to(place).as_posix(), file
 
 

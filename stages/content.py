@@ -19,6 +19,8 @@ from stages.files import Root, masked_uri
 
 # How names begin where tools keep what is theirs: downloads, and Spark beside the parts of a table.
 HIDDEN = (".", "_")
+# In a folder of texts; with more of them it is rather a home or a disk.
+MOST_FILES = 100_000
 
 
 def cache_folder() -> Path:
@@ -27,19 +29,26 @@ def cache_folder() -> Path:
     return Path(base).expanduser() / "sentray"
 
 
-def describe_path(path: str, setting: str, hidden: tuple[str, ...] = HIDDEN) -> dict[str, Any]:
+def describe_path(
+    path: str, setting: str, deep: bool = False, hidden: tuple[str, ...] = (".",)
+) -> dict[str, Any]:
     """Content of a file and its kind (the suffix), or content of a folder's files by name.
 
     Args:
-        hidden: as `files_below` has it.
+        deep, hidden: as `files_of` has them.
 
     Raises:
         UserError: nothing is there, or a link in the folder leads nowhere; names `setting`.
     """
     place = Path(path).expanduser()
     if place.is_dir():
-        files = files_below(place, setting, hidden)
-        return {"files": {one.relative_to(place).as_posix(): digest(one) for one in files}}
+        files = files_of(place, setting, deep, hidden)
+        try:
+            return {"files": {one.relative_to(place).as_posix(): digest(one) for one in files}}
+        except FileNotFoundError as error:
+            raise UserError(
+                f"{setting}: {error.filename} is gone since the folder was looked at; try again"
+            ) from None
     if not place.is_file():
         shown = masked_uri(path) if "://" in path else place
         raise UserError(f"{setting}: there is no file or folder {shown}")
@@ -47,26 +56,40 @@ def describe_path(path: str, setting: str, hidden: tuple[str, ...] = HIDDEN) -> 
     return {"sha256": digest(place), "kind": "".join(kind)}
 
 
-def files_below(
-    folder: Path, setting: str | None = None, hidden: tuple[str, ...] = HIDDEN
+def files_of(
+    folder: Path,
+    setting: str | None = None,
+    deep: bool = True,
+    hidden: tuple[str, ...] = (".",),
 ) -> list[Path]:
-    """The files in a folder and in its folders, in the order of their paths.
+    """A folder's files in the order of their paths.
 
     Args:
+        deep: whether files in its folders count too, but in those of a storage root.
         hidden: how the names of files and folders begin that are left out.
 
     Raises:
-        UserError: a link leads nowhere; names `setting`. Without one these are left out.
+        UserError: a link leads nowhere, or there are too many files; names `setting`. Without one
+            neither matters.
     """
-    found = []
-    for one in sorted(folder.rglob("*")):
-        if any(name.startswith(hidden) for name in one.relative_to(folder).parts):
-            continue
-        if setting is not None and not one.exists():
-            raise UserError(f"{setting}: the link {one} leads nowhere; mend it or take it out")
-        if one.is_file():
-            found.append(one)
-    return found
+    found: list[Path] = []
+    for place, folders, files in os.walk(folder):
+        folders[:] = [
+            name for name in folders
+            if deep and not name.startswith(hidden) and not _is_storage(Path(place, name))
+        ]  # fmt: skip
+        found += [Path(place, name) for name in files if not name.startswith(hidden)]
+        if setting is not None and len(found) > MOST_FILES:
+            raise UserError(f"{setting}: more than {MOST_FILES:,} files in {folder}; name another")
+    broken = next((one for one in sorted(found) if not one.exists()), None)
+    if setting is not None and broken is not None:
+        raise UserError(f"{setting}: the link {broken} leads nowhere; mend it or take it out")
+    return sorted(one for one in found if one.is_file())
+
+
+def _is_storage(folder: Path) -> bool:
+    """Whether runs store there what they make: it changes with every run, and is no input."""
+    return all((folder / name).is_dir() for name in ("history", "leases"))
 
 
 def describe_packages(packages: list[str] | None) -> dict[str, Any]:

@@ -350,8 +350,12 @@ class Measurement:
     figures: list[Figure]
 
     def plain(self) -> dict[str, Any]:
-        """As JSON data, which has no nan: null is there instead."""
-        found: dict[str, Any] = _numbers(asdict(self), lambda value: value == value, None)
+        """As JSON data, which knows finite numbers only: null is there instead of others."""
+
+        def is_json(value: Any) -> bool:
+            return not isinstance(value, float) or math.isfinite(value)
+
+        found: dict[str, Any] = _numbers(asdict(self), is_json, None)
         return found
 
     @staticmethod

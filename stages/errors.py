@@ -1,4 +1,9 @@
-"""The one error type that is meant for people."""
+"""The one error type that is meant for people, and errors that are nobody's input."""
+
+import re
+
+# As torch, onnxruntime, OpenVINO and safetensors say it, each with an error type of its own
+NO_ROOM = re.compile(r"allocate|bad.alloc|out of memory|no space left|os error", re.IGNORECASE)
 
 
 class UserError(Exception):
@@ -14,6 +19,11 @@ class StorageError(UserError):
 
 class StorageSilent(StorageError):
     """A store has not answered for as long as a process was patient; it may later."""
+
+
+def lacks_room(error: BaseException) -> bool:
+    """Whether an error is of memory or a full disk: the same may be done on another day."""
+    return isinstance(error, MemoryError) or NO_ROOM.search(str(error)) is not None
 
 
 class Stopped(UserError):

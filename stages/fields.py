@@ -74,8 +74,11 @@ def named(value: str) -> str:
 
 @dataclass(frozen=True)
 class _FileContent:
+    deep: bool = False
+    hidden: tuple[str, ...] = (".",)
+
     def describe(self, value: str, where: str) -> Any:
-        return content.describe_path(value, where)
+        return content.describe_path(value, where, self.deep, self.hidden)
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class _DatasetContent:
     def describe(self, value: str, where: str) -> Any:
         if not Path(value).is_dir():
             return value
-        return content.describe_path(value, where, hidden=(".",))
+        return content.describe_path(value, where, deep=True)
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,13 @@ class _Described:
 
 InputPath = Annotated[str, AfterValidator(named), AfterValidator(_absolute_path), _FileContent()]
 """A file or folder that is read; its content is identity."""
+TextsPath = Annotated[
+    str,
+    AfterValidator(named),
+    AfterValidator(_absolute_path),
+    _FileContent(deep=True, hidden=content.HIDDEN),
+]
+"""A file, or a folder whose files are parts of one text or table, as are its folders'."""
 StoragePath = Annotated[str, AfterValidator(named), AfterValidator(_absolute_path)]
 """A local folder, `s3://...` or `gs://...` that is written; declare it with `execution`."""
 Dataset = Annotated[str, AfterValidator(_absolute_if_local), _DatasetContent()]

@@ -97,6 +97,7 @@ class Tpe:
         seed = settings.sampling_seed + len(self._tried)
         self.study = new_study(settings.maximise, TPESampler(seed=seed % 2**32, constant_liar=True))
         self._asked: dict[str, Any] = {}
+        self._most_repeats = MOST_PROPOSED_AGAIN
 
     def next(self) -> Configuration | None:
         if self._left == 0:
@@ -111,7 +112,7 @@ class Tpe:
         from optuna.trial import TrialState
 
         repeats: list[Any] = []
-        while len(repeats) < MOST_PROPOSED_AGAIN:
+        while len(repeats) < self._most_repeats:
             trial = self.study.ask()
             values = _suggested(trial, self._space)
             if (key := key_of(values)) not in self._proposed:
@@ -120,6 +121,8 @@ class Tpe:
             repeats.append(trial)  # "runs" until another is found, so TPE moves away from it
         else:
             values = next(self._random[key] for key in self._random if key not in self._proposed)
+            # little is left that it has not proposed, and each of its proposals takes longer
+            self._most_repeats = max(1, self._most_repeats // 2)
         for trial in repeats:
             self.study.tell(trial, state=TrialState.FAIL)
         return values

@@ -16,6 +16,7 @@ from typing import Any
 
 from pipeline.run.work import NodeWork, silent
 from pipeline.store.leases import Lease, Leases
+from pipeline.store.manifest import Manifest
 from stages.contract import Say
 from stages.errors import UserError
 from stages.variables import hide_values
@@ -82,7 +83,13 @@ class TrialQueue:
         self._next = self._next or self._find()
         while self._next is None and self._elsewhere and self._may_start():
             self._next = self._begin(*self._elsewhere.popleft(), waits=True) or self._find()
+            self._look_again()
         return self._next
+
+    def _look_again(self) -> None:
+        """What other runs trained may be free by now."""
+        self._ready.extend(self._elsewhere)
+        self._elsewhere.clear()
 
     def next(self) -> Assignment | None:
         """The next trial to run; None when there is none before one of those that run has ended, or
@@ -128,8 +135,7 @@ class TrialQueue:
         trial = self._trial(self.running.pop(fingerprint), **facts)
         self._close(self._owner.pop(fingerprint), trial)
         self._release(fingerprint)
-        self._ready.extend(self._elsewhere)  # they may be free by now
-        self._elsewhere.clear()
+        self._look_again()
         return trial
 
     def put_away(self, fingerprint: str) -> None:
@@ -137,6 +143,7 @@ class TrialQueue:
         self.results.pop(fingerprint, None)
         del self.running[fingerprint], self._owner[fingerprint]
         self._release(fingerprint)
+        self._look_again()
 
     def give_back(self, fingerprint: str) -> None:
         """A trial whose process was lost is the next one again."""
@@ -210,15 +217,22 @@ class TrialQueue:
             stopped_now = trial.rule == self.search.settings.rule and assignment.may_be_stopped
             still = trial.status == "failed" or stopped_now
             if trial.status == "finished" or (trial.phase == self.phase and still):
-                return replace(trial, values=assignment.values)
+                facts: dict[str, Any] = {}
+                if trial.status == "finished" and trial.metric == "loss":
+                    # earlier versions wrote that of the last row down
+                    found = store.manifest(result.folder)
+                    facts = {} if found is None else self._measured(found, trial.metric)
+                return replace(trial, values=assignment.values, **facts)
         manifest = store.manifest(result.folder)
         if manifest is None and store.manifest(work.folder) is not None:
             publish_result(work, result)
             manifest = store.manifest(result.folder)
         if manifest is None:
             return None
-        facts = measured(manifest, assignment.metric, self.search.recipe.train.log_every_steps)
-        return self._trial(assignment, reused=True, **facts)
+        return self._trial(assignment, reused=True, **self._measured(manifest, assignment.metric))
+
+    def _measured(self, result: Manifest, metric: str) -> dict[str, Any]:
+        return measured(result, metric, self.search.recipe.train.log_every_steps)
 
     def _close(self, candidate: _Candidate, trial: Trial) -> None:
         if self.log.get(trial.fingerprint) != trial:

@@ -24,8 +24,10 @@ class Keeper:
 
     def add(self, trial: Trial) -> None:
         """Counts a trial's weights in; drops the worst configuration's if there are too many."""
+        num_held = len(self._held)
         self._count(trial)
-        self._drop_worse()
+        if len(self._held) > num_held:
+            self._drop_worse()
 
     def _count(self, trial: Trial) -> None:
         if trial.status != "finished":

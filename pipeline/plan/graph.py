@@ -5,7 +5,6 @@ fingerprint covers its stage's version, its identity settings, the content of it
 and the fingerprints of its inputs, so the whole graph is known before anything runs.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +16,7 @@ from stages.encoder.settings import OWN_STUDENT, EncoderSettings
 from stages.encoder.source import EncoderSource
 from stages.errors import UserError
 from stages.fingerprint import fingerprint
+from stages.plain import as_yaml
 from stages.planning import Inputs
 from stages.plugins import Extensions, load_extensions, plugin_of
 from stages.recipe import Recipe
@@ -216,13 +216,13 @@ class RecipeGraph:
             return self._students[file]
         if file in self._above:
             raise UserError(f"recipe {file}: builds on its own student; use another model")
-        storage = json.dumps(self.recipe.unexpanded(self.recipe.storage))  # read as YAML
-        recipe = load_recipe(file, [f"storage={storage}"])
+        storage = as_yaml([self.recipe.unexpanded(self.recipe.storage)], default_flow_style=True)
+        recipe = load_recipe(file, [f"storage={storage[1:-2]}"])
         known = {node.fingerprint: name for name, node in self.nodes.items()}
         names: dict[str, str] = {}
         other = build_graph(recipe, (*self._above, file))
         for name, one in other.recipes.items():
-            if self.recipes.setdefault(name, one) != one:
+            if _as_trained(self.recipes.setdefault(name, one)) != _as_trained(one):
                 raise UserError(
                     f"recipe {file}: two recipes with different settings are called '{name}'; "
                     "rename one of them"
@@ -238,6 +238,11 @@ class RecipeGraph:
                 self._borrowed.add(names[name])
         self._students[file] = names["train"]
         return names["train"]
+
+
+def _as_trained(recipe: Recipe) -> dict[str, Any]:
+    """What its student depends on."""
+    return recipe.model_dump(exclude={"evaluate", "export"})
 
 
 def _named(inputs: Inputs) -> dict[str, str]:

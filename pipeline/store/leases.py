@@ -154,6 +154,8 @@ class Leases:
         self._warn = warn
         self._beat_seconds, self._stale_seconds = beat_seconds, stale_seconds
         self._held: dict[str, Lease] = {}
+        # others' leases by folder, as they were first seen, and when: also by who does not wait
+        self._first_seen: dict[str, tuple[bytes, float]] = {}
         self._lock = threading.Lock()
         self._end = threading.Event()
         self._stop = threading.Event()
@@ -199,7 +201,6 @@ class Leases:
         Raises:
             Stopped: the run ends.
         """
-        seen: tuple[bytes, float] | None = None  # the lease as it was first seen, and when
         told = -math.inf
         while True:
             asked = self._now()
@@ -211,8 +212,9 @@ class Leases:
             now = self._now()
             # while the storage was silent for us, its holder may not have been heard there either
             unheard = now - asked > self._stale_seconds / 2
+            seen = self._first_seen.get(folder)
             if seen is None or seen[0] != raw or unheard:
-                seen = raw, now
+                seen = self._first_seen[folder] = raw, now
             holder = _read(raw)
             gone = number == 0 or (holder is not None and _is_gone(holder))
             if gone or now - seen[1] > self._stale_seconds:

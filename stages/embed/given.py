@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from stages.contract import Artifact, Fingerprinted, Shard, Stage, Work
 from stages.embed.basis import basis_in, reduced
 from stages.errors import UserError
-from stages.fields import InputPath
+from stages.fields import TextsPath
 from stages.plain import shortened
 from stages.rows import directions, npy_bytes
 from stages.samples import factor_rows
@@ -43,11 +43,11 @@ Keys = Sequence[str]
 class VectorsSettings(JoinedByKey):
     """Vectors from a file, one for each sentence; rows of other sentences are left out."""
 
-    path: InputPath = Field(
+    path: TextsPath = Field(
         description="An .npy file with a matrix of a row for each sentence, or Parquet (a file or "
         "folder) with a column of lists."
     )
-    sentences: InputPath | None = Field(
+    sentences: TextsPath | None = Field(
         None,
         description="For .npy: a file with the sentence of each row, in the same order (text, or a "
         "table with `sentence_column` or `id_column`).",

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from stages.encoder.config import resolved
 from stages.encoder.files import model_folder
 from stages.encoder.settings import EncoderSettings
-from stages.errors import UserError
+from stages.errors import UserError, lacks_room
 from stages.kinds import Kind, Kinds, kind_of_each
 
 # Where a final period is missing, as a pattern that both Python and tokenizers understand, and
@@ -216,9 +216,11 @@ def readable_errors(model: str) -> Iterator[None]:
     """
     try:
         yield
-    except (UserError, MemoryError):
+    except UserError:
         raise
     except Exception as error:
+        if lacks_room(error):
+            raise
         # their own messages run over many lines; the first says what went wrong
         reason = (str(error).strip().splitlines() or [""])[0]
         if not (reason and isinstance(error, OSError | ValueError | SafetensorError)):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stages.contract import Figure, Work
-from stages.errors import UserError
+from stages.errors import UserError, lacks_room
 from stages.evaluate.base import Encode, Evaluation, Tested
 from stages.evaluate.speed import NUM_TEXTS, time_all, times_as_fast
 from stages.export.convert import FILES
@@ -30,10 +30,12 @@ class Unmade(Exception):
 def _unmade() -> Iterator[None]:
     try:
         yield
-    except (UserError, OSError, MemoryError):
-        raise  # of settings, disk or memory: on another day it may be made
+    except (UserError, OSError):
+        raise  # of settings or a disk
     except Exception as error:
         reason = error.__cause__ or error  # torch's exporter says there what it stumbled on
+        if lacks_room(error) or lacks_room(reason):
+            raise
         first = (str(reason).strip().splitlines() or [""])[0]
         raise Unmade(f"{type(reason).__name__}: {first}") from error
 

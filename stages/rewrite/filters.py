@@ -50,7 +50,8 @@ class Filters(Settings):
     @field_validator("script")
     @classmethod
     def _is_a_script(cls, script: str | None) -> str | None:
-        if script and script.upper() != "LATIN" and _named(script) not in _scripts():
+        letters = (char for char in map(chr, range(sys.maxunicode + 1)) if char.isalpha())
+        if script and not any(_script_of(char) == _named(script) for char in letters):
             close = difflib.get_close_matches(_named(script), _scripts(), n=1)
             hint = f"did you mean {close[0]}?" if close else "such as CYRILLIC or HAN"
             raise ValueError(f"no letter's name in Unicode begins with '{script}'; {hint}")

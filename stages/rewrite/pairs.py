@@ -15,7 +15,7 @@ from pydantic import Field
 
 from stages.contract import Work
 from stages.errors import UserError
-from stages.fields import InputPath
+from stages.fields import TextsPath
 from stages.rewrite.base import RewriteSource
 from stages.rewrite.rewrites import Rewrite
 from stages.rewrite.stage import Rewrites
@@ -35,7 +35,7 @@ MAX_UNKNOWN_KEPT = 1000
 class Pairs(JoinedByKey, RewriteSource):
     """Rewrites from a file of yours: a sentence (or its id) and a rewrite in each row."""
 
-    path: InputPath = Field(
+    path: TextsPath = Field(
         description="A table file, or a folder, whose files and folders are read in name order."
     )
     source: SourceKind | None = Field(None, description="Kind of file; null: told from its suffix.")

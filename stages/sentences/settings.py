@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from stages import content
 from stages.errors import UserError
-from stages.fields import Dataset, InputPath, Seed
+from stages.fields import Dataset, Seed, TextsPath
 from stages.kinds import KINDS, Kind
 from stages.settings import Settings, added, execution
 
@@ -31,7 +31,7 @@ class SentencesSettings(Settings):
     source: SourceKind | None = Field(
         None, description="Kind of input; null: told from the file's suffix (.gz may follow it)."
     )
-    path: InputPath | None = Field(
+    path: TextsPath | None = Field(
         None,
         description="A file, or a folder, whose files and folders are read in name order, but "
         "those that begin with a dot or an underscore.",

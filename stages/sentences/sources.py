@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from stages.content import files_below
+from stages.content import HIDDEN, files_of
 from stages.errors import UserError
 from stages.sentences.data_sets import load_hub_dataset
 from stages.sentences.settings import SUFFIXES, SentencesSettings, SourceKind
@@ -166,7 +166,7 @@ def input_files(path: str, setting: str) -> list[Path]:
         raise UserError(f"{setting}: there is no file or folder {place}")
     files = [place]
     if place.is_dir():
-        files = files_below(place, setting)
+        files = files_of(place, setting, hidden=HIDDEN)
         if not files:
             raise UserError(
                 f"{setting}: the folder {place} has no files but those whose names begin with a "

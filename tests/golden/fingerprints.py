@@ -42,7 +42,7 @@ def contents_by_name() -> Iterator[None]:
     places = {"SENTRAY_DATA": "/data", "SENTEVAL_DATA": "/senteval"}
     with (
         patch.dict(os.environ, places),
-        patch("stages.content.describe_path", lambda path, where: {"content": Path(path).name}),
+        patch("stages.content.describe_path", lambda path, where, *_: {"content": Path(path).name}),
         patch("stages.content.describe_packages",
               lambda names: {"packages": dict.fromkeys(names or [], "stub"), "python": "stub"}),
         patch("stages.encoder.settings.describe_model", model),

@@ -148,8 +148,8 @@ def test_a_link_that_leads_nowhere_is_named(tmp_path):
     (folder / "a.txt").write_text("a")
     (folder / ".cache").mkdir()
     (folder / ".cache" / "times.json").write_text("of a download, others each time")
-    assert list(content.describe_path(str(folder), "sentences.path")["files"]) == ["a.txt"]
-    deep = content.describe_path(str(folder), "sentences.dataset", deep=True)
+    assert list(content.describe_path(str(folder), "transfer.path")["files"]) == ["a.txt"]
+    deep = content.describe_path(str(folder), "sentences.path", deep=True)
     assert list(deep["files"]) == ["a.txt", "below/c.txt"]
     (folder / "b.txt").symlink_to(tmp_path / "nowhere")
     with pytest.raises(UserError, match="sentences.path: the link .*b.txt leads nowhere"):

@@ -95,7 +95,7 @@ def test_a_search_may_be_a_file_of_its_own(tmp_path, tiny_recipe, monkeypatch):
 def test_the_best_recipe_can_be_read_where_it_lies(make_search, tiny_recipe, tmp_path, monkeypatch):
     """Its folder is another one, to which what `recipe:` names would be relative."""
     recipe, folder = tiny_recipe(), tmp_path / "runs/tune/x"
-    (tmp_path / "base.yaml").write_text(yaml.safe_dump(tiny_recipe()))
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(tiny_recipe("name=base")))
     folder.mkdir(parents=True)
     for text, variable in (
         ("recipe:${WHICH}.yaml", "base"), ("recipe:${WHICH}/base.yaml", str(tmp_path)),

@@ -280,6 +280,44 @@ def test_what_a_run_has_not_finished_is_waited_for_and_trained_under_a_lease(bes
     assert take(others, work) is not None
 
 
+def test_what_a_search_left_that_was_killed_elsewhere_is_gone_on_with_side_by_side(
+    make_search, monkeypatch
+):
+    """Nobody can tell at once that it is gone; once its leases are old all its trials are free."""
+    search = make_search({RATE: {"grid": [0.1, 0.2, 0.3]}}, seeds=[1])
+    root, grid = search.store.root, [*search.space.grid()]
+    for values in grid[:2]:
+        holder = {"id": "x", "who": "ann@other", "since": "10:00", "process": ["other", 7, "1"]}
+        lease = search.work_of(values, 1).lease
+        root.write(f"leases/{lease}/000001.json", json.dumps(holder).encode())
+    clock = [0.0]
+    log = TrialLog(root, search.folder)
+    with Leases(root, pytest.fail) as own:
+        monkeypatch.setattr(own, "_now", lambda: clock[0])
+        queue = TrialQueue(search, log, Listed(grid), [1], "search", leases=own)
+        other = queue.next()
+        assert other.values == {RATE: 0.3} and queue.next() is None
+        clock[0] = 1.1 * own.stale_seconds
+        queue.end(other.work.node.fingerprint, status="finished", score=1.0, steps=12)
+        assert [queue.next().values for _ in range(2)] == grid[:2]
+
+
+def test_a_loss_that_an_earlier_version_wrote_down_is_read_anew(make_search, tmp_path):
+    """It was that of the last row, perhaps of one batch."""
+    search = make_search({RATE: {"grid": [0.1]}}, seeds=[1], metric="loss")
+    work, log = search.work_of({RATE: 0.1}, 1), TrialLog(search.store.root, search.folder)
+    every = search.recipe.train.log_every_steps
+    rows = [{"step": every, "num_steps": every + 1, "loss": 2.0},
+            {"step": every + 1, "num_steps": every + 1, "loss": 9.0}]  # fmt: skip
+    search.result_work(work).publish({"best_step": every + 1, "history": rows})
+    old = trial(
+        work.node.fingerprint, values={RATE: 0.1}, seed=1, metric="loss", score=9.0, steps=every + 1
+    )
+    log.add(old)
+    assert play(TrialQueue(search, log, Listed([{RATE: 0.1}]), [1], "search"), {}) == []
+    assert log.get(old.fingerprint).score == (2.0 * every + 9.0) / (every + 1)
+
+
 @pytest.mark.parametrize("taken_over", [False, True])
 def test_a_stopped_trial_leaves_the_checkpoints_of_whoever_has_taken_over(beside_a_run, taken_over):
     work, _, queue, _ = beside_a_run

@@ -185,8 +185,9 @@ def test_recipes_share_what_they_have_in_common(stale, tiny_recipe, tmp_path):
     assert "base/train" in found and found["base/train"] == alone["train"]
     assert found["tokens"] == alone["tokens"]
     assert not {"base/tokens", "base/sentences", "base/evaluate:after:size"} & found.keys()
-    storage = setting("storage", f"{tmp_path}/it: [is # one")  # the base's too, as it is written
-    assert stale.prints(tiny_recipe(storage, setting("teachers", [teacher]))).keys() == found.keys()
+    # the base's storage, too, is as it is written
+    odd = tiny_recipe(setting("teachers", [teacher])) | {"storage": f"{tmp_path}/it: [is # 😀"}
+    assert stale.prints(odd).keys() == found.keys()
     longer = stale.prints(tiny_recipe(setting("teachers", [teacher]), "student.max_length=20"))
     assert longer["base/tokens"] == alone["tokens"] != longer["tokens"]
     start = stale.prints(tiny_recipe(setting("student", {"model": teacher["model"]})))
@@ -222,6 +223,11 @@ def test_two_recipes_of_one_name_that_differ_are_refused(stale, tiny_recipe, tmp
     # nor may it be called like the recipe that builds on it
     with pytest.raises(UserError, match="two recipes with different settings are called 'base'"):
         stale.prints(tiny_recipe("name=base", setting("teachers", teachers[:1])))
+    # but two copies of one may have other tests
+    base["train"]["seed"] = 1
+    base["evaluate"]["speed"] = not base["evaluate"].get("speed", True)
+    (tmp_path / "2.yaml").write_text(yaml.safe_dump(base))
+    assert "base/train" in stale.prints(tiny_recipe(setting("teachers", teachers)))
 
 
 def test_planning_imports_neither_torch_nor_ray(tmp_path, tiny_recipe):

@@ -67,8 +67,9 @@ def test_what_is_no_number_is_null_in_files():
     """One pair has no correlation, and JSON has no nan."""
     parts = {"a": math.nan, "b": 3.0}
     figure = Figure("A", math.nan, interval=(math.nan, 1.0), parts=parts)
-    text = Results([Measurement(AFTER, [figure])], [], {}).json()
-    assert "NaN" not in text
+    other = Figure("B", math.inf)
+    text = Results([Measurement(AFTER, [figure, other])], [], {}).json()
+    assert "NaN" not in text and "Inf" not in text
     found = Results.read(json.loads(text)).student["A"]
     assert repr(found) == repr(figure)
 

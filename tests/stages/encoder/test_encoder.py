@@ -233,7 +233,8 @@ def test_what_loading_ends_with_is_kept_as_the_cause():
         with readable_errors("m"):
             raise ZeroDivisionError("by zero")
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
-    for passes in (MemoryError(), UserError("said already")):
+    no_memory = RuntimeError("DefaultCPUAllocator: can't allocate memory")
+    for passes in (MemoryError(), no_memory, UserError("said already")):
         with pytest.raises(type(passes)) as caught:
             with readable_errors("m"):
                 raise passes

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stages.sentences.build
-from stages.content import describe_path
 from stages.errors import UserError
 from stages.sentences.build import build_sentences
 from stages.sentences.cleaning import clean_text
@@ -71,8 +70,15 @@ def test_a_folder_is_read_with_its_folders_but_not_hidden_ones(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("" if name == "_SUCCESS" else "A sentence nobody wants.\n")
     assert sorted(build(path=str(tmp_path))[0]) == sorted(sentences)
-    told = describe_path(str(tmp_path), "sentences.path")
-    assert [*told["files"]] == ["a/deep/part.txt", "a/part.txt", "b.txt"]
+    settings = SentencesSettings(path=str(tmp_path))
+    files = settings.identity("sentences")["path"]["files"]
+    assert [*files] == ["a/deep/part.txt", "a/part.txt", "b.txt"]
+    # nor is what runs store there
+    for name in ("runs/history/my/run.txt", "runs/leases/lease.txt", "runs/made.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text("A sentence nobody wants.\n")
+    assert sorted(build(path=str(tmp_path))[0]) == sorted(sentences)
+    assert settings.identity("sentences")["path"]["files"] == files
 
 
 def test_a_local_hugging_face_folder_is_a_source(tmp_path):
