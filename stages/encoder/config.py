@@ -164,10 +164,10 @@ def num_positions(config: dict[str, Any]) -> int | None:
 def tokens_read(folder: Path) -> int:
     """Tokens that sentence-transformers reads of a text with the model in a folder, at most 8,192,
     and 128 where its files do not say; newer versions write it down with the tokenizer."""
-    first = next((one["path"] for one in read_modules(folder)), "")
-    places = ("sentence_bert_config", "max_seq_length"), ("tokenizer_config", "model_max_length")
-    told = (read_json(folder / first / f"{file}.json").get(key) for file, key in places)
-    positions = num_positions(read_json(folder / first / "config.json"))
+    place = folder / next((one["path"] for one in read_modules(folder)), "")
+    names = {"sentence_bert_config": "max_seq_length", "tokenizer_config": "model_max_length"}
+    told = (_with_sizes(place / f"{file}.json", key).get(key) for file, key in names.items())
+    positions = num_positions(_with_sizes(place / "config.json", POSITIONS))
     length = next((length for length in told if length), None)
     bounds = [bound for bound in (length, positions) if bound is not None]
     return int(min(*bounds, LONGEST)) if bounds else UNTOLD
@@ -191,9 +191,12 @@ def model_config(settings: ModelSettings) -> dict[str, Any]:
     Raises:
         UserError: the model is not to be had, or a size in the file is no number.
     """
-    file = described_in(settings) / "config.json"
+    return _with_sizes(described_in(settings) / "config.json", *LAYERS, *WIDTHS, POSITIONS)
+
+
+def _with_sizes(file: Path, *names: str) -> dict[str, Any]:
     found = read_json(file)
-    for name in (*LAYERS, *WIDTHS, POSITIONS):
+    for name in names:
         if isinstance(size := found.get(name), str | list | dict):
             raise UserError(f"{file}: not readable, as {name} is {size!r}, which is no number")
     return found
@@ -312,7 +315,8 @@ def _prompt(settings: EncoderSettings, folder: Path) -> str | None:
         if settings.prompt is not None or settings.template is not None:
             return settings.prompt
         own = read_json(folder / "sentray.json").get("prompt")
-        return own or prompts.get(config.get("default_prompt_name", ""))
+        usual = config.get("default_prompt_name")
+        return own or (prompts.get(usual) if isinstance(usual, str) else None)
     if name not in prompts:
         known = ", ".join(prompts) or "none"
         raise UserError(

@@ -275,6 +275,9 @@ def test_any_encoder_folder_can_be_asked(tmp_path, student_folder, length, monke
     assert stored.dtype == np.float32
     with pytest.raises(UserError, match="exported without rank vectors"):
         load_student(folder, 0.5)
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": "20"}')
+    with pytest.raises(UserError, match="max_seq_length is '20', which is no number"):
+        load_student(folder)
     with pytest.raises(UserError, match="cannot be written"):
         write_vectors(model, texts, tmp_path / "nowhere" / "vectors.npy")
 
