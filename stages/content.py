@@ -19,8 +19,8 @@ from stages.files import Root, masked_uri
 
 # How names begin where tools keep what is theirs: downloads, and Spark beside the parts of a table.
 HIDDEN = (".", "_")
-# In a folder of texts; with more of them it is rather a home or a disk.
-MOST_FILES = 100_000
+# In a folder of texts; with more of them it is rather a disk.
+MOST_FILES = 1_000_000
 
 
 def cache_folder() -> Path:

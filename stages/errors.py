@@ -3,7 +3,10 @@
 import re
 
 # As torch, onnxruntime, OpenVINO and safetensors say it, each with an error type of its own
-NO_ROOM = re.compile(r"allocate|bad.alloc|out of memory|no space left|os error", re.IGNORECASE)
+NO_ROOM = re.compile(
+    r"allocate memory|(tried|failed) to allocate|bad.alloc|out of memory|no space left|"
+    "file too large", re.IGNORECASE
+)  # fmt: skip
 
 
 class UserError(Exception):

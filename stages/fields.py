@@ -84,9 +84,7 @@ class _FileContent:
 @dataclass(frozen=True)
 class _DatasetContent:
     def describe(self, value: str, where: str) -> Any:
-        if not Path(value).is_dir():
-            return value
-        return content.describe_path(value, where, deep=True)
+        return content.describe_path(value, where, deep=True) if Path(value).is_dir() else value
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,11 @@ def as_yaml(raw: Any, **style: Any) -> str:
     return str(yaml.dump(raw, Dumper=_Dumper, **style))
 
 
+def yaml_line(value: Any) -> str:
+    """A value as YAML on one line."""
+    return as_yaml([value], default_flow_style=True, width=10**6)[1:-2]
+
+
 def check_scalar(value: Any) -> None:
     """Raises ValueError: a number that is not finite or has more than 64 bits, a text with control
     characters or of more than LONGEST characters."""

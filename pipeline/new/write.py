@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.new.fit import Proposal, students_name
 from pipeline.new.text import LONG_CHARS, Text
 from stages.evaluate.settings import EvaluateSettings
-from stages.plain import as_yaml
+from stages.plain import yaml_line
 from stages.sentences.settings import SentencesSettings
 from stages.text import clock
 
@@ -40,7 +40,7 @@ def recipe_text(name: str, out: str, command: str, found: Proposal) -> str:
     )
     notes = _notes(found)
     sections = [
-        f"{title}\nname: {_scalar(name)}\n",
+        f"{title}\nname: {yaml_line(name)}\n",
         _section("sentences", _sentences(found), notes["sentences"]),
         _section("teachers", found.sections.teacher, notes["teacher"], "  - "),
         _section("student", found.sections.student, notes["student"]),
@@ -208,11 +208,6 @@ def _times(found: Proposal) -> str:
     return ", ".join(f"{name} {clock(seconds)}" for name, seconds in found.seconds.items())
 
 
-def _scalar(value: Any) -> str:
-    """A value on one line of YAML."""
-    return as_yaml([value], default_flow_style=True, width=10**6)[1:-2]
-
-
 def _section(
     name: str, values: Mapping[str, Any], notes: Mapping[str, str], first: str = "  "
 ) -> str:
@@ -221,7 +216,7 @@ def _section(
     lines, lead = [f"{name}:"], first
     for key, value in values.items():
         note = f"  # {notes[key]}" if key in notes else ""
-        lines.append(f"{lead}{key}: {_scalar(value)}{note}")
+        lines.append(f"{lead}{key}: {yaml_line(value)}{note}")
         lead = " " * len(first)
     return "\n".join([*lines, ""])
 

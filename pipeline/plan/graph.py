@@ -16,7 +16,7 @@ from stages.encoder.settings import OWN_STUDENT, EncoderSettings
 from stages.encoder.source import EncoderSource
 from stages.errors import UserError
 from stages.fingerprint import fingerprint
-from stages.plain import as_yaml
+from stages.plain import yaml_line
 from stages.planning import Inputs
 from stages.plugins import Extensions, load_extensions, plugin_of
 from stages.recipe import Recipe
@@ -216,8 +216,8 @@ class RecipeGraph:
             return self._students[file]
         if file in self._above:
             raise UserError(f"recipe {file}: builds on its own student; use another model")
-        storage = as_yaml([self.recipe.unexpanded(self.recipe.storage)], default_flow_style=True)
-        recipe = load_recipe(file, [f"storage={storage[1:-2]}"])
+        storage = yaml_line(self.recipe.unexpanded(self.recipe.storage))
+        recipe = load_recipe(file, [f"storage={storage}"])
         known = {node.fingerprint: name for name, node in self.nodes.items()}
         names: dict[str, str] = {}
         other = build_graph(recipe, (*self._above, file))

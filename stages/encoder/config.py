@@ -6,13 +6,11 @@ from typing import Any, TypeVar
 from stages.encoder.files import model_folder, read_json, read_modules, read_prompts
 from stages.encoder.hub import hub_folder
 from stages.encoder.modules import TRUSTED, read_pipeline
-from stages.encoder.settings import EncoderSettings, ModelSettings
+from stages.encoder.settings import LONGEST, EncoderSettings, ModelSettings
 from stages.errors import UserError
 
 S = TypeVar("S", bound=EncoderSettings)
 
-# Tokens that an encoder may read (`max_length`), and those of one that does not say how many.
-LONGEST, UNTOLD = 8192, 128
 # Pre-tokenizers that drop white space, so that no token has any in it
 DROPS_SPACES = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
 # Under what names types of models have their sizes in config.json
@@ -162,15 +160,17 @@ def num_positions(config: dict[str, Any]) -> int | None:
 
 
 def tokens_read(folder: Path) -> int:
-    """Tokens that sentence-transformers reads of a text with the model in a folder, at most 8,192,
-    and 128 where its files do not say; newer versions write it down with the tokenizer."""
+    """Tokens that sentence-transformers reads of a text with the model in a folder, at most
+    LONGEST, and the usual number where its files do not say; newer versions write it down with the
+    tokenizer."""
     place = folder / next((one["path"] for one in read_modules(folder)), "")
     names = {"sentence_bert_config": "max_seq_length", "tokenizer_config": "model_max_length"}
     told = (_with_sizes(place / f"{file}.json", key).get(key) for file, key in names.items())
     positions = num_positions(_with_sizes(place / "config.json", POSITIONS))
     length = next((length for length in told if length), None)
     bounds = [bound for bound in (length, positions) if bound is not None]
-    return int(min(*bounds, LONGEST)) if bounds else UNTOLD
+    usual = EncoderSettings.model_fields["max_length"].default
+    return int(min(*bounds, LONGEST) if bounds else usual)
 
 
 def described_in(settings: ModelSettings) -> Path:

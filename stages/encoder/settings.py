@@ -27,6 +27,7 @@ RESERVED = {
 }  # fmt: skip
 # The student that the recipe at hand trains, as the model of an encoder that uses it.
 OWN_STUDENT = RECIPE_PREFIX
+LONGEST = 8192  # tokens of a text that any encoder may read
 # Most tokens of one inference batch, unless it is set. On a GPU, MiniLM encodes 1.8 times as many
 # sentences/s with 16,384 as with 4,096, and with 65,536 hardly more.
 BATCH_TOKENS = {"cpu": 4096, "cuda": 16_384}
@@ -105,7 +106,7 @@ class EncoderSettings(ModelSettings):
     max_length: int = Field(
         128,
         ge=3,
-        le=8192,
+        le=LONGEST,
         description="Most tokens of a sentence, special tokens and template included.",
     )
     precision: Literal["float32", "bfloat16", "float16"] = Field(

@@ -219,11 +219,12 @@ def readable_errors(model: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        if lacks_room(error):
+        is_input = isinstance(error, OSError | ValueError | SafetensorError)
+        if lacks_room(error) and not is_input:
             raise
         # their own messages run over many lines; the first says what went wrong
         reason = (str(error).strip().splitlines() or [""])[0]
-        if not (reason and isinstance(error, OSError | ValueError | SafetensorError)):
+        if not (reason and is_input):
             reason = f"{type(error).__name__}: {reason}"  # a KeyError says no more than the key
         raise UserError(
             f"model '{model}': cannot be loaded ({reason}). Check its name and files; offline, "

@@ -2,6 +2,7 @@
 
 from pydantic import Field, model_validator
 
+from stages.encoder.settings import LONGEST
 from stages.evaluate.base import Evaluation
 from stages.evaluate.baselines import BaselineSettings
 from stages.evaluate.classification import ClassificationTest
@@ -73,7 +74,7 @@ class EvaluateSettings(Extensible):
     max_length: int = Field(
         128,
         ge=3,
-        le=8192,
+        le=LONGEST,
         description="Most tokens of a test sentence, the same for every encoder.",
     )
     processes: int = execution(

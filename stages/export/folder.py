@@ -17,7 +17,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from stages.encoder.config import space_is_part_of_a_token, state_width
-from stages.encoder.settings import EncoderSettings
+from stages.encoder.settings import LONGEST, EncoderSettings
 from stages.encoder.tokenizer import (
     FINAL_PERIOD,
     SentenceTokenizer,
@@ -199,7 +199,8 @@ def _check_same(tokenizer: SentenceTokenizer, target: Path) -> None:
         loaded = AutoTokenizer.from_pretrained(
             str(target), trust_remote_code=settings.trust_remote_code
         )
-    ours = tokenizer.wrap(tokenizer.sentence_ids(SAMPLES, 8192))  # not cut, whatever max_length is
+    # not cut, whatever max_length is
+    ours = tokenizer.wrap(tokenizer.sentence_ids(SAMPLES, LONGEST))
     theirs = loaded([(settings.prompt or "") + text for text in SAMPLES])["input_ids"]
     if [row.tolist() for row in ours] != theirs:
         raise UserError(

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from stages.encoder.settings import EncoderSettings
+from stages.encoder.settings import LONGEST, EncoderSettings
 from stages.errors import UserError
 from stages.settings import added
 from stages.vocabulary.settings import VocabularySettings
@@ -14,7 +14,7 @@ class StudentSettings(EncoderSettings):
     trained = True
 
     max_length: int = Field(
-        32, ge=3, le=8192, description="Most tokens of a training sentence; the template counts."
+        32, ge=3, le=LONGEST, description="Most tokens of a training sentence; the template counts."
     )
     precision: Literal["float32", "bfloat16", "float16"] = Field(
         "float32",

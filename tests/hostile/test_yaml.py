@@ -4,10 +4,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pipeline.new.write import _scalar
 from pipeline.recipe.loader import LONGEST, read_yaml
 from stages.errors import UserError
-from stages.plain import NO_TEXT, as_yaml
+from stages.plain import NO_TEXT, as_yaml, yaml_line
 from tests.hostile.subjects import limited
 
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -75,7 +74,7 @@ NUMBERS = st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_in
 @example("\x85")
 def test_what_is_written_is_read_as_the_same(value):
     """In blocks, and on one line as `sentray new` writes it."""
-    for text in (as_yaml({"a": value}), "a: " + _scalar(value)):
+    for text in (as_yaml({"a": value}), "a: " + yaml_line(value)):
         found = read_yaml(text, "x")[0]["a"]
         assert found == value and type(found) is type(value)
 

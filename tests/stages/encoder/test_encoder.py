@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 
 import stages.encoder.model
 from stages.embed.embedder import Embedder
@@ -233,6 +234,10 @@ def test_what_loading_ends_with_is_kept_as_the_cause():
         with readable_errors("m"):
             raise ZeroDivisionError("by zero")
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    for once_said in (OSError(28, "No space left on device"), SafetensorError("os error 13")):
+        with pytest.raises(UserError, match=r"cannot be loaded \("):
+            with readable_errors("m"):
+                raise once_said
     no_memory = RuntimeError("DefaultCPUAllocator: can't allocate memory")
     for passes in (MemoryError(), no_memory, UserError("said already")):
         with pytest.raises(type(passes)) as caught:
