@@ -8,7 +8,10 @@ import hashlib
 import json
 import os
 import platform
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -21,12 +24,51 @@ from stages.files import Root, masked_uri
 HIDDEN = (".", "_")
 # In a folder of texts; with more of them it is rather a disk.
 MOST_FILES = 1_000_000
+# To hash a smaller file costs no more than to read what is remembered of it.
+REMEMBERED_BYTES = 1 << 16
 
 
 def cache_folder() -> Path:
     """Where digests, copies of remote files, and what is on its way to a store are kept."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "sentray"
+
+
+@dataclass(frozen=True)
+class Described:
+    """A file or folder as `describe_path` found it (`digest`, of the whole description)."""
+
+    path: str
+    setting: str
+    deep: bool
+    hidden: tuple[str, ...]
+    digest: str
+
+    def check(self) -> None:
+        """Looks whether it still is what it was.
+
+        Raises:
+            UserError: it is not.
+        """
+        if _hash(_described(self.path, self.setting, self.deep, self.hidden)) != self.digest:
+            raise UserError(
+                f"{self.setting}: {self.path} is not what it was when this run began, and what was "
+                "made of it may be of either. It is not kept; run again"
+            )
+
+
+_noted: ContextVar[list[Described] | None] = ContextVar("noted", default=None)
+
+
+@contextmanager
+def noting() -> Iterator[list[Described]]:
+    """What is described within it."""
+    found: list[Described] = []
+    token = _noted.set(found)
+    try:
+        yield found
+    finally:
+        _noted.reset(token)
 
 
 def describe_path(
@@ -40,6 +82,17 @@ def describe_path(
     Raises:
         UserError: nothing is there, or a link in the folder leads nowhere; names `setting`.
     """
+    found = _described(path, setting, deep, hidden)
+    if (noted := _noted.get()) is not None:
+        noted.append(Described(path, setting, deep, hidden, _hash(found)))
+    return found
+
+
+def _hash(description: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(description).encode()).hexdigest()
+
+
+def _described(path: str, setting: str, deep: bool, hidden: tuple[str, ...]) -> dict[str, Any]:
     place = Path(path).expanduser()
     if place.is_dir():
         files = files_of(place, setting, deep, hidden)
@@ -65,7 +118,8 @@ def files_of(
     """A folder's files in the order of their paths.
 
     Args:
-        deep: whether files in its folders count too, but in those of a storage root.
+        deep: whether files in its folders count too, also in linked ones, each folder once; but
+            not in those of a storage root.
         hidden: how the names of files and folders begin that are left out.
 
     Raises:
@@ -73,11 +127,17 @@ def files_of(
             neither matters.
     """
     found: list[Path] = []
-    for place, folders, files in os.walk(folder):
-        folders[:] = [
-            name for name in folders
+    seen = {os.path.realpath(folder)}  # a link may lead to a folder above it
+    for place, folders, files in os.walk(folder, followlinks=True):
+        inner = [
+            name for name in sorted(folders)
             if deep and not name.startswith(hidden) and not _is_storage(Path(place, name))
         ]  # fmt: skip
+        folders.clear()
+        for name in inner:
+            if (real := os.path.realpath(Path(place, name))) not in seen:
+                seen.add(real)
+                folders.append(name)
         found += [Path(place, name) for name in files if not name.startswith(hidden)]
         if setting is not None and len(found) > MOST_FILES:
             raise UserError(f"{setting}: more than {MOST_FILES:,} files in {folder}; name another")
@@ -96,7 +156,7 @@ def describe_packages(packages: list[str] | None) -> dict[str, Any]:
     """Versions of the packages whose documentation is read, and of Python."""
     try:
         if packages is None:
-            versions = {str(d.metadata["Name"]): d.version for d in metadata.distributions()}
+            versions = {name: metadata.version(name) for name in installed()}
         else:
             versions = {name: metadata.version(name) for name in packages}
     except metadata.PackageNotFoundError as error:
@@ -107,10 +167,18 @@ def describe_packages(packages: list[str] | None) -> dict[str, Any]:
     return {"packages": versions, "python": platform.python_version()}
 
 
+def installed() -> list[str]:
+    """Names of all installed distributions, sorted; an installer may have left an empty folder."""
+    names = (one.metadata["Name"] for one in metadata.distributions())
+    return sorted({str(name) for name in names if name})
+
+
 def digest(file: Path) -> str:
     """SHA-256 (hex) of a file's content, remembered while its size, times and inode are the same:
     whoever puts another file of the same size in its place can set all but the time of change."""
     stat = file.stat()
+    if stat.st_size < REMEMBERED_BYTES:
+        return sha256_of(file)
     return _digest(file.resolve(), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
 
 

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from stages.errors import UserError
+
 T = TypeVar("T")
 
 # Seconds for which a request is made again. A first request may have a wrong address: less, but in
@@ -55,6 +57,7 @@ class Patience:
     def __init__(self, name: str) -> None:
         self._name = name
         self._answered = KNOWN in os.environ
+        self._whole = _chosen_seconds()
 
     def ask(self, request: Callable[[], T]) -> T:
         """The answer. A request must be one that does no harm when it is made twice.
@@ -87,11 +90,21 @@ class Patience:
                 return answer
 
     def _seconds(self) -> float:
-        whole = float(os.environ.get(VARIABLE, SECONDS))
-        return whole if self._answered else min(whole, FIRST_SECONDS)
+        return self._whole if self._answered else min(self._whole, FIRST_SECONDS)
 
     def _say(self, text: str) -> None:
         line = f"storage {self._name} {text}"
         print(line, file=sys.stderr, flush=True)
         for listener in list(listeners):
             listener(line)
+
+
+def _chosen_seconds() -> float:
+    given = os.environ.get(VARIABLE, str(SECONDS))
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not seconds >= 0:
+        raise UserError(f"{VARIABLE}: '{given}' is no number of seconds; write one such as 600")
+    return seconds

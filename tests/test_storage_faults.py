@@ -286,7 +286,7 @@ def test_a_journal_of_many_segments_is_read_while_storage_stumbles(faulty):
     for number in range(70):
         journal.add([(request_key({"n": number}), Answer(str(number), "stop", 1, 1))])
         journal.flush()
-    journal.charge(Spent(1, 5, 7))
+    journal.charge(Spent(1, 5, 7, unanswered=1))
     journal.flush()
     outage(faulty, OUTAGE, "slow_down")
     again = Journal(root, "answers", "me", Answer)

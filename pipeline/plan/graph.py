@@ -11,6 +11,7 @@ from typing import Any
 
 from pipeline.recipe.read import load_recipe
 from stages.builtin import BUILTIN
+from stages.content import Described, noting
 from stages.contract import Stage
 from stages.encoder.settings import OWN_STUDENT, EncoderSettings
 from stages.encoder.source import EncoderSource
@@ -34,6 +35,7 @@ class Node:
         artifact as a teacher, a student's start or in another recipe.
     where: where the recipe has that encoder, e.g. `teachers[0]`.
     inputs: the nodes it reads: their names here, by what its stage calls them.
+    reads: the user's files and folders that it reads.
     retries: how often a lost worker is replaced.
     """
 
@@ -46,6 +48,7 @@ class Node:
     inputs: dict[str, str]
     fingerprint: str
     retries: int
+    reads: tuple[Described, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -130,11 +133,12 @@ class RecipeGraph:
         """
         assert name not in self.nodes, f"two nodes are called {name}"
         named = _named(inputs)
-        identity, whole = self._identified(stage, named)
+        with noting() as reads:
+            identity, whole = self._identified(stage, named)
         recorded = self.recipe.unexpanded(identity)
         node = Node(
             name, self.recipe.name, stage, title or self.recipe.name, recorded, where, named, whole,
-            self.recipe.train.max_failures,
+            self.recipe.train.max_failures, tuple(reads),
         )  # fmt: skip
         # the same node of a recipe that this one builds on becomes this recipe's
         alike = [

@@ -200,9 +200,11 @@ class NodeWork:
                 source of a row-wise node, no shards of others.
 
         Raises:
-            UserError: a shard is missing, or has another number of rows.
+            UserError: a shard is missing, or has another number of rows; or a file that it read is
+                not what it was when the run was planned.
         """
         store, node = self.store, self.node
+        self._check_reads()
         rows = self.expected_rows() if rows is None else rows
         self.finish_segments()
         shards = store.whole_shards(self.folder, rows)
@@ -220,6 +222,16 @@ class NodeWork:
         )
         store.publish(self.folder, manifest, rows)
         store.root.delete(self.scratch)
+
+    def _check_reads(self) -> None:
+        if self.node.stage.resources().workers:
+            return  # a training reads its files when it begins, and hours are not thrown away
+        try:
+            for one in self.node.reads:
+                one.check()
+        except UserError:
+            self.begin_again()
+            raise
 
     def begin_again(self) -> None:
         self.noted.clear()

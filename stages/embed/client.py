@@ -146,7 +146,7 @@ class EmbeddingClient(Client[_Batch, Embeddings, Rows]):
         good = np.delete(np.arange(len(norms)), without_direction(norms))
         units = (vectors[good] / norms[good, None]).astype(np.float16)
         if not len(good):
-            self._journal.charge(Spent(1, answer.prompt_tokens))
+            self._journal.charge(Spent(1, answer.prompt_tokens, unanswered=1))
         keys = [sentence_key(self._settings, batch.texts[row]) for row in good]
         self._journal.add(zip(keys, kept(units, answer.prompt_tokens), strict=True))
 

@@ -39,6 +39,7 @@ class EmbeddingEndpoint(EndpointSettings):
     reserved = ("model", "input", "encoding_format", "dimensions")
     reserved_because = "model, prompt, encoding and dimensions set it"
     lowers_tokens = "batch_size"
+    sent = "model, dimensions, encoding and extra"
 
     prompt: str = Field(
         "",

@@ -94,6 +94,7 @@ class Client(ABC, Generic[R, A, Found]):
         # requests taken and not finished, tasks that send one, requests on their way
         self._open = self._tasks = self._in_flight = 0
         self._done = 0
+        self._probe_waits = False  # for the limits, which requests leave it
         self._fatal: Exception | None = None
         self._last_line = time.monotonic()
 
@@ -140,11 +141,6 @@ class Client(ABC, Generic[R, A, Found]):
         Raises:
             UserError: there must be an answer.
         """
-
-    @property
-    def probes_refusals(self) -> bool:
-        """Whether a probe tells what a refusal is about; else many of them do."""
-        return True
 
     @property
     def summary(self) -> str:
@@ -248,7 +244,7 @@ class Client(ABC, Generic[R, A, Found]):
                     "far. Raise it and run again to continue; nothing is paid twice."
                 )
             most = self._asked.concurrency if self._failures.reached else 1
-            free = short is None and self._in_flight < most
+            free = short is None and self._in_flight < most and not self._probe_waits
             if free and not self._may_pay():
                 delay = max(delay, SECONDS_BETWEEN_LOOKS)
             if free and delay <= 0:
@@ -301,24 +297,53 @@ class Client(ABC, Generic[R, A, Found]):
 
     async def _failed(self, request: R, reply: Reply) -> GivenUp[R, Found] | None:
         """What becomes of a request without an answer; None to try it again."""
-        status = reply.status
-        if status in (0, 200, 408, 409, 425) or status >= 500:
-            request.attempts += 1
+        request.attempts += 1
+        if _may_pass(reply):
             reason = await self._failures.failed(reply, request.attempts)
-            said = self._endpoint.message(reply.text) if status else ""
+            said = self._endpoint.message(reply.text) if reply.status else ""
             return None if reason is None else self.give_up(request, reason, said)
-        said = await self._failures.refused(reply, self.probes_refusals)
-        return self.give_up(request, f"refused: HTTP {status}", said)
+        about = await self._failures.refused(reply, request.attempts)
+        if about is None:
+            return None
+        return self.give_up(request, f"refused: HTTP {reply.status}", about)
 
-    async def _works(self) -> bool:
-        """Whether the endpoint answers the probe."""
-        if self._fatal is not None:  # many may have waited for their turn to ask
-            raise self._fatal
+    async def _works(self) -> bool | None:
+        """Whether the endpoint answers the probe; None where that failed. Waits while it is busy,
+        and for the limits: the probe is one request of the stage."""
         body = self.probe()
-        reply = await self._endpoint.post(body)
-        works = self._read(reply, body) is not None
-        self._charge(reply, body)
-        return works
+        tokens = self.estimated_tokens(body)
+        while True:
+            grant, cost = await self._granted(tokens), None
+            try:
+                reply = await self._endpoint.post(body)
+                answer = self._read(reply, body)
+                if answer is None:
+                    cost = self._charge(reply, body)
+                else:
+                    cost = Spent(1, answer.prompt_tokens, answer.answer_tokens)
+                    self._journal.charge(cost)
+                    return True
+            finally:
+                self._limits.settle(grant, cost)
+            if reply.status != 429 or is_unpaid(reply):
+                return None if _may_pass(reply) else False
+            self._failures.busy(reply)
+
+    async def _granted(self, tokens: int) -> Grant:
+        """The limits' grant of a probe, before any request's."""
+        self._probe_waits = True
+        try:
+            while True:
+                self._changed.clear()
+                if self._fatal is not None:  # many may have waited for their turn to ask
+                    raise self._fatal
+                if (delay := self._limits.wait(tokens)) <= 0:
+                    return self._limits.take(tokens)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), delay)
+        finally:
+            self._probe_waits = False
+            self._changed.set()
 
     def _read(self, reply: Reply, body: dict[str, Any]) -> A | None:
         """`read`; an answer that ends the run is charged too, as whoever starts it again and again
@@ -334,7 +359,7 @@ class Client(ABC, Generic[R, A, Found]):
         sent and not refused."""
         if not reply.connected or reply.status not in POSSIBLY_PAID:
             return None
-        cost = Spent(1, self.estimated_tokens(body), self._asked.most_answer_tokens)
+        cost = Spent(1, self.estimated_tokens(body), self._asked.most_answer_tokens, unanswered=1)
         self._journal.charge(cost)
         return cost
 
@@ -355,3 +380,8 @@ class Client(ABC, Generic[R, A, Found]):
                 f"{self._done:,} sentences, {self._in_flight} requests in flight, "
                 f"{self._failures.num_busy:,} times 429; {self._limits.summary}"
             )
+
+
+def _may_pass(reply: Reply) -> bool:
+    """Whether what went wrong may not go wrong another time."""
+    return reply.status in (0, 200, 408, 409, 425) or reply.status >= 500

@@ -3,7 +3,8 @@
 The endpoint is busy (429): everybody waits, nobody is blamed. One request fails while others are
 answered (5xx, time-outs, broken connections): it is tried `max_attempts` times, then given up.
 Nothing is answered any more: the stage stops, no request is given up for that, and running again
-continues. A tiny request about nothing tells the last two apart.
+continues. A tiny request about nothing, the probe, tells the last two apart, and whether a refusal
+(400, 403) is about the request.
 """
 
 import asyncio
@@ -18,7 +19,6 @@ from stages.endpoint.limits import Limits
 from stages.endpoint.settings import EndpointSettings
 from stages.errors import UserError
 
-REFUSED_BEFORE_STOP = 10  # requests, none answered before
 FAILED_BEFORE_STOP = 5  # requests, none answered before
 UNREACHED_BEFORE_STOP = 3  # connections, none answered before
 TOLD_SECONDS = 10.0  # shorter waits are not told, nor are more than one in that time
@@ -49,7 +49,8 @@ class Failures:
     reached: whether the endpoint has answered anything. num_busy: how often it said 429.
 
     Args:
-        works: whether the endpoint answers a tiny request about nothing.
+        works: whether the endpoint answers the probe; None where that failed and may not another
+            time.
         say: is told of longer waits (a `Say`).
     """
 
@@ -59,16 +60,17 @@ class Failures:
         endpoint: Endpoint,
         limits: Limits,
         patience: Patience,
-        works: Callable[[], Awaitable[bool]],
+        works: Callable[[], Awaitable[bool | None]],
         say: Callable[..., None],
     ) -> None:
         self._settings, self._endpoint, self._limits = settings, endpoint, limits
         self._patience, self._works, self._say = patience, works, say
         self._told = -math.inf
-        self._failed_in_row = self._busy_in_row = self._refused = self.num_busy = 0
+        self._failed_in_row = self._busy_in_row = self.num_busy = 0
         self._busy_since = 0.0
         self.reached = False
         self._probing = asyncio.Lock()
+        self._worked_at = -math.inf  # when the last probe that was answered began
 
     def answered(self) -> None:
         """Takes note of an answer."""
@@ -142,44 +144,49 @@ class Failures:
         async with self._probing:
             stops = self._failed_in_row >= min(enough, attempts)
             if stops and not await self._works():
+                said = self._endpoint.message(reply.text) if reply.status else ""
                 raise UserError(
                     f"{self._endpoint.url} failed {self._failed_in_row} times in a row, the last "
-                    f"time with: {failure}. Check "
+                    f"time with: {failure} {said}".rstrip()
+                    + ". Check "
                     f"{self._settings.section}.base_url and the endpoint. {CONTINUES}"
                 )
             self._failed_in_row, self.reached = 0, True
         return f"failed: {failure}" if exhausted else None
 
-    async def refused(self, reply: Reply, probes: bool) -> str:
-        """What the endpoint says about a request that it will not answer, however often it is sent.
+    async def refused(self, reply: Reply, attempts: int) -> str | None:
+        """What the endpoint says about a request that it will not answer, however often it is sent;
+        None to try it again, where the probe failed.
 
         Args:
-            probes: whether a tiny request tells that it is this one's fault; else so many refusals
-                tell that it is not.
+            attempts: how often this request has failed.
 
         Raises:
             UserError: it is not about the request, but about key, address, account or model.
         """
-        url, status = self._endpoint.url, reply.status
+        url, status, arrived = self._endpoint.url, reply.status, time.monotonic()
         about = self._endpoint.message(reply.text)
-        if status in (401, 402, 403, 429):  # 429: without credit
-            name = self._settings.key_variable
-            where = f"the key in {name}" if name else "to work without a key"
-            raise UserError(f"{url} refuses {where}: HTTP {status} {about}. {CONTINUES}")
         if status == 404 or 300 <= status < 400:
             raise UserError(
                 f"{url}: HTTP {status} {about}. Check {self._settings.section}.base_url and model "
                 f"'{self._settings.model}'. {CONTINUES}"
             )
-        self._refused += 1
-        if probes:
+        if status not in (401, 402, 429):  # 429: without credit
             async with self._probing:
-                stops = not await self._works()
-        else:
-            stops = self._refused >= REFUSED_BEFORE_STOP
-        if stops:
-            raise UserError(
-                f"{url} refuses all requests now: HTTP {status} {about}. Check the account there, "
-                f"{self._settings.section}.model and extra. {CONTINUES}"
-            )
-        return about
+                if self._worked_at < arrived:  # else the probe of another one has told
+                    began = time.monotonic()
+                    works = await self._works()
+                    if works:
+                        self._worked_at = began
+                    elif works is None and attempts < self._settings.max_attempts:
+                        return None
+            if self._worked_at >= arrived:
+                return about
+        if status in (401, 402, 403, 429):
+            name = self._settings.key_variable
+            where = f"the key in {name}" if name else "to work without a key"
+            raise UserError(f"{url} refuses {where}: HTTP {status} {about}. {CONTINUES}")
+        raise UserError(
+            f"{url} refuses all requests now: HTTP {status} {about}. Check the account there, "
+            f"and {self._settings.section}'s {self._settings.sent}. {CONTINUES}"
+        )

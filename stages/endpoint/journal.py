@@ -6,13 +6,15 @@
 
 The key is a digest of the request's body. Where it was sent and with which key is no part of it:
 the model's name says what answers. Whoever opens the journal reads all files, other recipes' too.
-A line without a key is of a request that was sent and not answered, and what it may have cost.
+A line without a key is of a request whose answer is of no further use, or that has none, and what
+it has or may have cost.
 
 Locally a journal holds some of the disk from the first request on, and gives it back when the disk
 is full: answers on their way then are paid for, and have their place, unless others take it. It
 holds 8 MiB, or twice what as many answers take as are under way, by the longest so far.
 
-Memory: about 230 bytes an answer (digest, file, place); the answers stay on disk. What a killed
+Memory: about 230 bytes an answer (digest, file, place); the answers stay on disk, those of an
+object store once they are asked for again (TMPDIR). What a killed
 process wrote last may be torn, and is skipped. A machine that loses power may lose what its file
 system had not written yet.
 """
@@ -37,7 +39,6 @@ from stages.files import Root, storage_error, storage_errors
 SECONDS_IN_SEGMENT = 1.0
 # Of the disk, at least: before the first answer nobody knows how long they are
 BYTES_RESERVED = 8 << 20
-SEGMENTS_KEPT = 8  # in memory, of those that were read again
 SEGMENTS_READ = 64  # in memory when a journal is opened
 
 
@@ -65,6 +66,8 @@ class Spent:
         self.requests += answer.requests
         self.prompt_tokens += answer.prompt_tokens
         self.answer_tokens += answer.answer_tokens
+        if isinstance(answer, Spent):
+            self.unanswered += answer.unanswered
 
 
 def request_key(body: dict[str, Any]) -> bytes:
@@ -94,7 +97,8 @@ class Journal(Generic[A]):
         self._reserve: IO[bytes] | None = None
         self._longest = 0  # bytes of what was added at once
         self._segment, self._num_segments, self._segment_since = bytearray(), 0, 0.0
-        self._segments_read: dict[str, bytes] = {}
+        self._copies: IO[bytes] | None = None
+        self._place_of_copy: dict[str, int] = {}
         self._spool = Spool(root, folder)
         if not root.is_local:
             self._spool.take(lambda name, lines: root.write(f"{folder}/{name}", lines))
@@ -116,7 +120,7 @@ class Journal(Generic[A]):
             try:
                 row = json.loads(line)
                 if "unanswered" in row:
-                    self._charged(row["owner"], Spent(**row["unanswered"]))
+                    self._spent[row["owner"]].add(Spent(**row["unanswered"]))
                 else:
                     key, answer = bytes.fromhex(row["key"]), self._answer(**row["answer"])
                     self._place[key] = (name, offset, len(line))
@@ -141,17 +145,27 @@ class Journal(Generic[A]):
                 file.seek(offset)
                 line = file.read(length)
         else:
-            line = self._whole_segment(name)[offset : offset + length]
+            line = self._copied(name, offset, length)
         return self._answer(**json.loads(line)["answer"])
 
-    def _whole_segment(self, name: str) -> bytes:
-        """A segment on an object store. Answers are asked for about in the order of their making,
-        so the last few segments are kept."""
-        if name not in self._segments_read:
-            while len(self._segments_read) >= SEGMENTS_KEPT:
-                del self._segments_read[next(iter(self._segments_read))]
-            self._segments_read[name] = self._root.read(f"{self._folder}/{name}")
-        return self._segments_read[name]
+    def _copied(self, name: str, offset: int, length: int) -> bytes:
+        """A part of a segment on an object store. A segment is fetched once, in whatever order
+        answers are asked for, and kept on this machine's disk.
+
+        Raises:
+            StorageError: the store does not give it, or there is no room.
+        """
+        if name not in self._place_of_copy:
+            content = self._root.read(f"{self._folder}/{name}")
+            with storage_errors(tempfile.gettempdir()):
+                if self._copies is None:
+                    # a file without a name: whoever is killed leaves nothing
+                    self._copies = tempfile.TemporaryFile()  # noqa: SIM115
+                self._place_of_copy[name] = self._copies.seek(0, os.SEEK_END)
+                self._copies.write(content)
+        assert self._copies is not None
+        self._copies.seek(self._place_of_copy[name] + offset)
+        return self._copies.read(length)
 
     def add(self, answers: Iterable[tuple[bytes, A]]) -> None:
         """Keeps answers. Locally they are on their way to the disk when this returns.
@@ -169,19 +183,15 @@ class Journal(Generic[A]):
         self._kept(full)
 
     def charge(self, cost: Spent) -> None:
-        """Keeps what a request may have cost that was sent and has no answer, for the budget.
+        """Keeps what a request has or may have cost whose answer is not kept, for the budget.
 
         Raises:
             StorageError: as `add`.
         """
         row = {"owner": self._owner, "unanswered": vars(cost)}
         *_, full = self._append(json.dumps(row).encode() + b"\n")
-        self._charged(self._owner, cost)
+        self._spent[self._owner].add(cost)
         self._kept(full)
-
-    def _charged(self, owner: str, cost: Spent) -> None:
-        self._spent[owner].add(cost)
-        self._spent[owner].unanswered += cost.requests
 
     def _append(self, lines: bytes) -> tuple[str, int, OSError | None]:
         """File and offset of what was added; why what was held had to be given back."""

@@ -4,10 +4,11 @@ Settings say where to ask, what it may cost and how patient to be. The model, an
 in a request, is identity; where it is sent, how fast and for how much money is not.
 """
 
+import re
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from stages.credentials import clear_credential
 from stages.settings import Settings, execution, late
@@ -60,7 +61,8 @@ class EndpointSettings(Settings):
 
     section: what the recipe calls such settings, for messages. route: what is asked, below
     `base_url`. answer_name: what it answers. reserved: fields of a request that `extra` must leave
-    alone, and why. lowers_tokens: the setting that makes a request smaller.
+    alone, and why. lowers_tokens: the setting that makes a request smaller. sent: the settings that
+    an endpoint may refuse.
     """
 
     section: ClassVar[str]
@@ -69,6 +71,7 @@ class EndpointSettings(Settings):
     reserved: ClassVar[tuple[str, ...]]
     reserved_because: ClassVar[str]
     lowers_tokens: ClassVar[str]
+    sent: ClassVar[str]
 
     model: str = Field(min_length=1, description="Name of the model as the endpoint knows it.")
     extra: dict[str, Any] = late(
@@ -134,6 +137,16 @@ class EndpointSettings(Settings):
                 "into an environment variable and name that in key_variable"
             )
         return self
+
+    @field_validator("key_variable")
+    @classmethod
+    def _names_a_variable(cls, name: str | None) -> str | None:
+        if name is not None and not re.fullmatch(r"[A-Za-z_]\w*", name):
+            raise ValueError(
+                "what is there is no name of an environment variable; put the key into one, and "
+                "write its name here"
+            )
+        return name
 
     @model_validator(mode="after")
     def _extra_leaves_the_rest_alone(self) -> "EndpointSettings":

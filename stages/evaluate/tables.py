@@ -21,7 +21,7 @@ from stages.kinds import Kinds, kind_of_each
 from stages.packages import need
 from stages.plain import shortened
 from stages.sentences.sources import about_quotes, dialect
-from stages.settings import Settings
+from stages.settings import Settings, added
 
 Row = dict[str, Any]
 
@@ -40,11 +40,16 @@ class TableSettings(Settings):
     dataset: Dataset | None = Field(
         None, description="Id of a Hugging Face data set, or its folder; instead of path."
     )
+    dataset_config: str | None = added(
+        None, description="Configuration (subset) of the data set, of one that has several."
+    )
 
     @model_validator(mode="after")
     def _one_source(self) -> "TableSettings":
         if (self.path is None) == (self.dataset is None):
             raise ValueError(f"{self.what} '{self.name}': give either path or dataset")
+        if self.dataset is None and self.dataset_config:
+            raise ValueError(f"{self.what} '{self.name}': dataset_config is of a `dataset`")
         return self
 
     @property
@@ -77,12 +82,12 @@ class TableSettings(Settings):
             from stages.sentences.data_sets import hub_splits, load_hub_dataset
 
             if len(splits) > 1:
-                there = hub_splits(self.dataset)
+                there = hub_splits(self.dataset, self.dataset_config)
                 splits = [split for split in splits if split in there] or splits[-1:]
             rows = [
                 dict(row) | {"split": split}
                 for split in splits
-                for row in load_hub_dataset(self.dataset, split)
+                for row in load_hub_dataset(self.dataset, split, self.dataset_config)
             ]
         else:
             rows = self._file_rows(Path(str(self.path)).expanduser())

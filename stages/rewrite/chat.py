@@ -64,7 +64,7 @@ def payload(settings: Rewriting, sentence: str, bad: list[tuple[str, str]]) -> d
         "model": settings.model,
         "messages": messages,
         "temperature": settings.temperature,
-        "max_tokens": settings.max_answer_tokens,
+        settings.answer_limit: settings.max_answer_tokens,
     } | settings.extra
 
 
@@ -74,7 +74,7 @@ def read_answer(settings: Rewriting, answer: Answer) -> Outcome:
     said = answer.text.strip()
     text = THOUGHTS.sub("", said).strip()
     if not text:
-        return Outcome(said, reason="truncated" if cut and said else "empty_answer")
+        return Outcome(said, reason="truncated" if cut else "empty_answer")
     if not ended and re.match(BEGUN, text):  # vLLM's engine does not say why it ended
         return Outcome(said, reason="truncated")
     some = False

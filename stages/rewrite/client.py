@@ -70,7 +70,7 @@ class ChatClient(Client[_Row, Answer, tuple[Any, Outcome]]):
                 return row.ref, outcome
 
     def probe(self) -> dict[str, Any]:
-        return payload(self._settings, "Yes.", []) | {"max_tokens": 4}
+        return payload(self._settings, "Yes.", []) | {self._settings.answer_limit: 4}
 
     def estimated_tokens(self, body: dict[str, Any]) -> int:
         return estimated_tokens(body)
@@ -84,21 +84,21 @@ class ChatClient(Client[_Row, Answer, tuple[Any, Outcome]]):
     def judge(self, row: _Row, answer: Answer) -> tuple[Any, Outcome] | None:
         outcome = self._judged(row, answer)
         if not self._usable and self._unusable >= UNUSABLE_BEFORE_STOP:
+            most = self._settings.max_answer_tokens
+            cut = answer.finish_reason == "length"
             raise UserError(
                 f"model '{self._settings.model}' gave {self._unusable} answers and none was a JSON "
-                f"object with the field '{self._settings.rewrite_field}'; the last one began: "
-                f"{self._endpoint.hidden(answer.text)[:80]!r}. Change rewriting.prompt, fields or "
-                "model."
+                f"object with the field '{self._settings.rewrite_field}'; the last one "
+                + (f"was cut off at rewriting.max_answer_tokens {most}, and " if cut else "")
+                + f"began: {self._endpoint.hidden(answer.text)[:80]!r}. "
+                + ("Raise that, or change" if cut else "Change")
+                + " rewriting.prompt, fields or model."
             )
         return None if outcome is None else (row.ref, outcome)
 
     def give_up(self, row: _Row, reason: str, said: str) -> GivenUp[_Row, tuple[Any, Outcome]]:
         about_sentence = reason.startswith("refused")  # a failure's message is about the endpoint
         return GivenUp((row.ref, Outcome(said if about_sentence else "", reason=reason)))
-
-    @property
-    def probes_refusals(self) -> bool:
-        return self._failures.reached
 
     def _judged(self, row: _Row, answer: Answer) -> Outcome | None:
         """The outcome of an answer; None when the row is to be asked again."""

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 ANSWERS = "answers"  # folder of the journal of chat models' answers, shared by all recipes
 # What vLLM, which answers each sentence once and costs nothing a request, does not heed
-LIMITS = ("budget", "requests_per_minute", "tokens_per_minute", "max_answers")
+LIMITS = ("budget", "requests_per_minute", "tokens_per_minute", "max_answers", "base_url",
+          "concurrency", "timeout_seconds", "max_attempts", "answer_limit")  # fmt: skip
 Ref = tuple[int, int]  # shard, place
 Sentence = tuple[Ref, str]
 
@@ -72,6 +73,7 @@ class Rewriting(RewriteSource, EndpointSettings):
         "answer a request"
     )
     lowers_tokens = "max_answer_tokens"
+    sent = "model, temperature, answer_limit and extra"
 
     model: str = Field(
         min_length=1,
@@ -93,7 +95,12 @@ class Rewriting(RewriteSource, EndpointSettings):
     )
     temperature: float = Field(1.0, ge=0, description="Sampling temperature of the request.")
     max_answer_tokens: int = Field(
-        256, ge=1, description="Most tokens of an answer; sent as max_tokens."
+        256, ge=1, description="Most tokens of an answer, thoughts included."
+    )
+    answer_limit: Literal["max_tokens", "max_completion_tokens"] = execution(
+        "max_tokens",
+        description="What the request calls max_answer_tokens; OpenAI's reasoning models want "
+        "max_completion_tokens.",
     )
     max_answers: int = Field(
         3, ge=1, description="How often to ask for a sentence while its answers cannot be used."
@@ -130,11 +137,13 @@ class Rewriting(RewriteSource, EndpointSettings):
         return self
 
     @model_validator(mode="after")
-    def _vllm_has_no_limits(self) -> "Rewriting":
+    def _engines_have_their_own(self) -> "Rewriting":
         fields = type(self).model_fields
         for name in LIMITS if self.engine == "vllm" else ():
             if getattr(self, name) != fields[name].get_default():
                 raise ValueError(f"{name} is of endpoints; engine: vllm has no use for it")
+        if self.engine_options and self.engine != "vllm":
+            raise ValueError("engine_options are vLLM's; set engine: vllm, or leave them out")
         return self
 
     @property

@@ -1,5 +1,6 @@
 """Rows of Hugging Face data sets, streamed."""
 
+import lzma
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,9 +10,12 @@ from typing import Any
 from stages.encoder.hub import MAIN, commit_of, data_set
 from stages.errors import UserError
 from stages.packages import need
+from stages.plain import shortened
 
 
-def load_hub_dataset(name: str, split: str, file: str | None = None) -> Iterator[dict[str, Any]]:
+def load_hub_dataset(
+    name: str, split: str, config: str | None = None, file: str | None = None
+) -> Iterator[dict[str, Any]]:
     """Rows of a Hugging Face data set (hub id or local folder), streamed.
 
     Raises:
@@ -19,18 +23,18 @@ def load_hub_dataset(name: str, split: str, file: str | None = None) -> Iterator
     """
     with _hub(name) as datasets:
         yield from datasets.load_dataset(
-            name, data_files=file, split=split, streaming=True, revision=_revision(name)
+            name, config, data_files=file, split=split, streaming=True, revision=_revision(name)
         )
 
 
-def hub_splits(name: str) -> list[str]:
+def hub_splits(name: str, config: str | None = None) -> list[str]:
     """Splits that a Hugging Face data set has.
 
     Raises:
         UserError: as `load_hub_dataset`.
     """
     with _hub(name) as datasets:
-        return list(datasets.get_dataset_split_names(name, revision=_revision(name)))
+        return list(datasets.get_dataset_split_names(name, config, revision=_revision(name)))
 
 
 def _revision(name: str) -> str | None:
@@ -45,6 +49,9 @@ def _hub(name: str) -> Iterator[Any]:
 
     try:
         yield datasets
-    except (OSError, ValueError, EOFError, zlib.error) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"data set '{name}': cannot be read ({reason})") from error
+    except (
+        OSError, ValueError, EOFError, zlib.error, lzma.LZMAError,
+        RuntimeError,  # a script, and (NotImplementedError) a compression that it does not know
+    ) as error:  # fmt: skip
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"data set '{name}': cannot be read ({shortened(reason)})") from error

@@ -19,6 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from stages.content import installed
 from stages.errors import UserError
 from stages.sentences.cleaning import cleaned
 from stages.sentences.settings import SentencesSettings
@@ -110,7 +111,7 @@ def package_files(packages: list[str] | None) -> dict[str, list[Path]]:
         UserError: one of `packages` is not installed.
     """
     if packages is None:
-        packages = sorted({str(d.metadata["Name"]) for d in metadata.distributions()})
+        packages = installed()
     found = {}
     for name in packages:
         try:

@@ -37,6 +37,9 @@ class SentencesSettings(Settings):
         "those that begin with a dot or an underscore.",
     )
     dataset: Dataset | None = Field(None, description="Hugging Face data set: id or local folder.")
+    dataset_config: str | None = added(
+        None, description="Configuration (subset) of the data set, of one that has several."
+    )
     dataset_file: str | None = Field(None, description="Only this file of the data set.")
     dataset_split: str = Field("train", description="Split of the data set.")
     packages: list[str] | None = Field(
@@ -98,8 +101,11 @@ class SentencesSettings(Settings):
         if self.packages is not None and self.source != "python-docs":
             raise ValueError("packages are read by source: python-docs; leave them out")
         split = type(self).model_fields["dataset_split"].default
-        if self.dataset is None and (self.dataset_file or self.dataset_split != split):
-            raise ValueError("dataset_file and dataset_split are of a `dataset`; leave them out")
+        chosen = self.dataset_config or self.dataset_file or self.dataset_split != split
+        if self.dataset is None and chosen:
+            raise ValueError(
+                "dataset_config, dataset_file and dataset_split are of a `dataset`; leave them out"
+            )
         if self.holdout is not None and 0 < self.holdout < LEAST_HELD_OUT:
             raise ValueError(
                 f"holdout {self.holdout}: fewer than {LEAST_HELD_OUT} sentences say nothing about "

@@ -69,7 +69,9 @@ def read_records(settings: SentencesSettings) -> Iterator[Row]:
     if settings.dataset is None:
         yield from read_table(table)
     else:
-        found = load_hub_dataset(settings.dataset, settings.dataset_split, settings.dataset_file)
+        found = load_hub_dataset(
+            settings.dataset, settings.dataset_split, settings.dataset_config, settings.dataset_file
+        )
         yield from (_cells(row, table, f"data set {settings.dataset}") for row in found)
 
 
@@ -266,7 +268,8 @@ def _delimited(file: Path, table: Table, tab: bool) -> Iterator[Row]:
             if isinstance(line, Reject):
                 rejected.append(line)
             else:
-                yield line + "\n"
+                # a carriage return within a line ends no line of a TSV file, and is blank in a cell
+                yield (line.replace("\r", " ") if tab else line) + "\n"
 
     csv.field_size_limit(MAX_LINE_BYTES)
     reader = csv.reader(plain(), **dialect(tab))

@@ -56,6 +56,12 @@ def test_a_credential_in_clear_text_is_refused(load, extra, field):
     assert SECRET not in str(caught.value)
 
 
+def test_a_key_in_the_place_of_its_variables_name_is_not_shown(load):
+    with pytest.raises(UserError, match="key_variable.*environment variable") as caught:
+        load(setting("perturb", chat(key_variable=f"sk-{SECRET}")))
+    assert SECRET not in str(caught.value)
+
+
 def test_what_only_looks_like_a_credential_passes(load):
     extra = {"stop_token_ids": [1], "eos_token": "</s>", "min_tokens": 3, "seed": 1, "user": "me",
              "token": "${A}", "prompt_cache_key": "a", "keys": ["b"], "api_key": None,

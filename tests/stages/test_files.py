@@ -12,6 +12,7 @@ import pytest
 from pipeline.store.artifacts import ArtifactStore
 from stages.errors import UserError
 from stages.files import Root
+from stages.patience import Patience
 
 
 def test_a_file_is_replaced_and_never_rewritten(tmp_path):
@@ -109,3 +110,11 @@ def test_a_file_that_changes_is_read_whole_or_not_there(kind, tmp_path, request)
                 seen.add(root.read_now("lease.json"))
         changing.result()
     assert seen == set(texts)
+
+
+@pytest.mark.parametrize("given", ["5m", "", "nan", "-1"])
+def test_a_patience_that_is_no_number_is_said_at_once(monkeypatch, given):
+    """Not when a store stumbles, hours later."""
+    monkeypatch.setenv("SENTRAY_STORAGE_PATIENCE", given)
+    with pytest.raises(UserError, match=f"SENTRAY_STORAGE_PATIENCE: '{given}' is no number of sec"):
+        Patience("s3://bucket")

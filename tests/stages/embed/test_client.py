@@ -245,10 +245,15 @@ def test_a_sentence_that_breaks_the_server_is_singled_out_too(serve, tmp_path):
 
 
 def test_batches_that_are_too_large_are_halved_and_it_says_so(serve, tmp_path):
-    server = serve(
-        lambda texts, nth, total: Reply("batch size > 3", 413) if len(texts) > 3 else Reply()
-    )
-    said = []
+    """Also where the endpoint is busy when it is asked what a refusal means."""
+    probes, said = [], []
+
+    def behave(texts, nth, total):
+        if not texts and probes.append(total) is None and len(probes) == 1:
+            return Reply("slow down", 429)
+        return Reply("batch size > 3", 413) if len(texts) > 3 else Reply()
+
+    server = serve(behave)
     sentences = numbered(64)
     found = ask(
         server, tmp_path, sentences, batch_size=16,

@@ -169,7 +169,7 @@ def test_the_width_must_stay(serve, tmp_path):
         (Reply("who are you", 403), "refuses the key in SOME_KEY: HTTP 403"),
         (Reply("model m does not exist", 404), "HTTP 404 model m does not .*model 'm'"),
         (Reply("moved", 307, {"Location": "http://127.0.0.1:9/"}), "HTTP 307 .*endpoint.base_url"),
-        (Reply("no dimensions", 400), "refuses all requests now: HTTP 400 .*endpoint.model and ex"),
+        (Reply("no dimensions", 400), "refuses all requests now: HTTP 400 .*endpoint's model, dim"),
         (Reply("pay first", 402), "refuses the key in SOME_KEY: HTTP 402 pay first"),
         (Reply("down", 500), "failed \\d+ times in a row, the last time with: HTTP 500"),
         (Reply(raw=b"hello"), "its answer is not a list of embeddings"),

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from pydantic import SecretStr
 
 from stages.endpoint.credentials import read_key
 from stages.endpoint.http import Endpoint
-from stages.endpoint.journal import Journal
+from stages.endpoint.journal import Journal, Spent
 from stages.errors import UserError
 from stages.files import Root
 from stages.rewrite.chat import Answer
@@ -50,8 +51,15 @@ NO_CREDIT = {"error": {"message": "see your plan", "type": "insufficient_quota"}
             Reply("at night", 503, {"Retry-After": "3600"}),
             "asks to wait for 3,600 s: HTTP 503 at night",
         ),
-        (Reply("down", 500), "failed \\d+ times in a row, the last time with: HTTP 500"),
+        (
+            Reply("start me with --chat", 500),
+            "failed \\d+ times in a row, the last time with: HTTP 500 start me with --chat. Check",
+        ),
         (Reply("I'd say it otherwise."), "gave 20 answers and none was a JSON object.*otherwise"),
+        (
+            Reply("", finish_reason="length"),
+            "last one was cut off at rewriting.max_answer_tokens 256, and began: ''. Raise that",
+        ),
         (Reply(raw=b"hello"), "its answer is not a chat completion"),
     ],
 )
@@ -101,15 +109,61 @@ def test_an_account_that_is_used_up_rejects_no_sentence(serve, tmp_path, status)
     assert set(server.answered.values()) == {1}
 
 
-def test_a_sentence_that_the_endpoint_minds_is_rejected_alone(serve, tmp_path):
-    server = serve(
-        lambda sentence, nth, total: (
-            Reply("not that", 400) if sentence == "N 30" else Reply(rewrite_of(sentence))
-        )
-    )
-    found = ask(server, tmp_path, [f"N {n}" for n in range(60)], concurrency=4)
+@pytest.mark.parametrize("status", [400, 403])
+@pytest.mark.parametrize("trouble", [None, 429, 503])
+def test_a_sentence_that_the_endpoint_minds_is_rejected_alone(serve, tmp_path, status, trouble):
+    """Also as the first one, and where the endpoint has trouble when it is asked what that means:
+    nothing is known then."""
+    probes = []
+
+    def behave(sentence, nth, total):
+        if not sentence:
+            probes.append(total)
+            return Reply("later", trouble) if trouble and len(probes) < 3 else Reply("yes")
+        return Reply("not that", status) if sentence in ("N 0", "N 30") else Reply(rewrite_of("N"))
+
+    found = ask(serve(behave), tmp_path, [f"N {n}" for n in range(60)], concurrency=4)
     rejected = {text: one.reason for text, one in found.items() if one.reason}
-    assert rejected == {"N 30": "refused: HTTP 400"}
+    assert rejected == dict.fromkeys(["N 0", "N 30"], f"refused: HTTP {status}")
+
+
+def test_a_probe_that_never_comes_through_ends(serve, tmp_path):
+    server = serve(lambda sentence, *_: Reply("no", 400) if sentence else Reply("down", 503))
+    with pytest.raises(UserError, match="refuses all requests now: HTTP 400 no. Check .*extra"):
+        ask(server, tmp_path, ["N 1"], max_attempts=3)
+    assert len(server.bodies) == 3
+
+
+def test_probes_are_requests_of_the_stage(serve, tmp_path):
+    """They keep to the rate, and cost what they cost; one tells about all that were refused
+    before it."""
+    times, probes = [], []
+
+    def behave(sentence, nth, total):
+        times.append(time.monotonic())
+        if not sentence:
+            probes.append(total)
+        refused = sentence and int(sentence.split()[1]) % 2
+        return Reply("not that", 400) if refused else Reply(rewrite_of("N"))
+
+    server = serve(behave)
+    found = ask(server, tmp_path, [f"N {n}" for n in range(60)], requests_per_minute=1200)
+    assert sum(one.reason is None for one in found.values()) == 30
+    assert 0 < len(probes) <= 30
+    spans = [b - a for a, b in zip(times, times[21:], strict=False)]
+    assert min(spans) > 0.9  # 20 a second, jitter on arrival aside
+    spent = Journal(Root(str(tmp_path)), "answers", "me", Answer).spent()
+    paid = 30 + len(probes)
+    assert spent == Spent(paid, 50 * paid, 20 * paid)
+
+
+def test_what_reasoning_models_want_is_sent(serve, tmp_path):
+    """OpenAI's refuse max_tokens."""
+    server = serve(lambda sentence, *_: Reply(rewrite_of(sentence)))
+    server.about = lambda body: "N" if body["max_completion_tokens"] > 4 else ""
+    ask(server, tmp_path, ["N"], answer_limit="max_completion_tokens", max_answer_tokens=2000)
+    (body,) = server.bodies
+    assert body["max_completion_tokens"] == 2000 and "max_tokens" not in body
 
 
 def test_a_key_that_is_a_common_word_changes_no_answer(serve, tmp_path, monkeypatch):
@@ -189,6 +243,21 @@ def test_passwords_in_netrc_are_not_used(serve, tmp_path, monkeypatch):
 def test_extra_fields_cannot_go_round_the_limits(name):
     with pytest.raises(ValueError, match=f"extra must not contain '{name}'"):
         settings_of(extra={name: 4})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"engine_options": {"max_model_len": 2048}}, "engine_options are vLLM's"),
+        ({"engine": "vllm", "base_url": "http://here:80/v1"}, "base_url is of endpoints"),
+        ({"engine": "vllm", "concurrency": 4}, "concurrency is of endpoints"),
+        ({"key_variable": "sk-proj-PLANTED"}, "no name of an environment variable"),
+        ({"key_variable": ""}, "no name of an environment variable"),
+    ],
+)
+def test_settings_that_would_be_ignored_or_shown(changes, message):
+    with pytest.raises(ValueError, match=message):
+        settings_of(**changes)
 
 
 def test_an_endpoint_that_nobody_serves(serve, tmp_path):

@@ -5,6 +5,7 @@ import gc
 import gzip
 import io
 import json
+import lzma
 import unicodedata
 from pathlib import Path
 
@@ -81,6 +82,21 @@ def test_a_folder_is_read_with_its_folders_but_not_hidden_ones(tmp_path):
     assert settings.identity("sentences")["path"]["files"] == files
 
 
+def test_linked_folders_are_read_each_folder_once(tmp_path):
+    """Also where a link leads to a folder above it, or two lead to each other's."""
+    sentences = make_sentences(40)
+    for number, name in enumerate(["texts/a.txt", "far/b.txt", "far/c/d.txt", "other/e.txt"]):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text("\n".join(sentences[10 * number : 10 * number + 10]) + "\n")
+    for link, to in (("texts/far", "far"), ("far/up", "texts"), ("far/other", "other"),
+                     ("other/far", "far"), ("texts/z", "far/c")):  # fmt: skip
+        (tmp_path / link).symlink_to(tmp_path / to)
+    settings = SentencesSettings(path=str(tmp_path / "texts"))
+    files = [*settings.identity("sentences")["path"]["files"]]
+    assert files == ["a.txt", "far/b.txt", "far/other/e.txt", "z/d.txt"]
+    assert sorted(build(path=str(tmp_path / "texts"))[0]) == sorted(sentences)
+
+
 def test_a_local_hugging_face_folder_is_a_source(tmp_path):
     (tmp_path / "train.jsonl").write_text(
         "\n".join(json.dumps({"text": s}) for s in make_sentences(20))
@@ -95,11 +111,32 @@ def test_a_local_hugging_face_folder_is_a_source(tmp_path):
         ("train.csv", b"text\na good line\none,more,cells\n"),
         ("train.txt", b"a good line\n\xff\xfe\n"),
         ("train.jsonl.gz", gzip.compress(b'{"text": "a good line"}\n' * 99)[:-20]),
+        ("train.jsonl.xz", lzma.compress(b'{"text": "a good line"}\n' * 999)[:-40]),
     ],
 )
 def test_a_damaged_hugging_face_folder_is_one_clear_message(tmp_path, name, data):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(UserError, match=r"data set '.*': cannot be read \("):
+        build(dataset=str(tmp_path))
+
+
+def test_a_data_set_that_a_script_makes_is_refused(tmp_path):
+    folder = tmp_path / "scripted"
+    folder.mkdir()
+    (folder / "scripted.py").write_text("import datasets\n")
+    with pytest.raises(UserError, match=r"data set '.*': cannot be read \(Dataset scripts are no"):
+        build(dataset=str(folder))
+
+
+def test_one_configuration_of_a_data_set(tmp_path):
+    """Without a name all are told."""
+    configs = [f"- config_name: {name}\n  data_files: {name}.jsonl" for name in "ab"]
+    (tmp_path / "README.md").write_text("---\nconfigs:\n" + "\n".join(configs) + "\n---\n")
+    for name in "ab":
+        rows = [json.dumps({"text": f"Of {name}, {text}"}) for text in make_sentences(10)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+    assert {s[:5] for s in build(dataset=str(tmp_path), dataset_config="b")[0]} == {"Of b,"}
+    with pytest.raises(UserError, match=r"Config name is missing.*\['a', 'b'\]"):
         build(dataset=str(tmp_path))
 
 
@@ -123,8 +160,11 @@ def test_a_cell_that_a_broken_line_left_open_is_said_with_its_cause(tmp_path):
 
 
 def test_tsv_is_read_without_quoting(tmp_path):
-    (tmp_path / "a.tsv").write_text('text\n"An open quote, never closed\nA second sentence\n')
-    assert len(build(path=str(tmp_path / "a.tsv"))[0]) == 2
+    """Nor does a carriage return end a line, but before a line feed."""
+    lines = b'text\r\n"An open quote, never closed\nA second sentence\r\nA third\rone of two\n'
+    (tmp_path / "a.tsv").write_bytes(lines)
+    found = build(path=str(tmp_path / "a.tsv"))[0]
+    assert len(found) == 3 and "A third one of two" in found
 
 
 @settings(max_examples=25, deadline=None)
