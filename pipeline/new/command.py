@@ -210,7 +210,8 @@ def _write(out: Path, content: str) -> None:
     try:
         aside.write_text(content, encoding="utf-8")
         check_nodes(make_plan(load_recipe(str(aside))).graph.values())
-        os.link(aside, out)  # fails where it is there meanwhile
+        out.open("x").close()  # fails where it is there meanwhile
+        aside.replace(out)
     except UserError as error:
         raise UserError(str(error).replace(str(aside), str(out))) from None
     except OSError as error:

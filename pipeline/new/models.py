@@ -112,8 +112,8 @@ def _in_packages() -> Iterator[AtHand]:
             folder = Path(str(file.locate())).parent
             if Path(name).name != "modules.json" or weights not in files or not _is_usable(folder):
                 continue
-            size = (folder / "model.safetensors").stat().st_size
-            yield AtHand(PACKAGE_PREFIX + distribution.metadata["Name"], size)
+            if size := _size([folder / "model.safetensors"]):
+                yield AtHand(PACKAGE_PREFIX + distribution.metadata["Name"], size)
 
 
 def _in_cache() -> Iterator[AtHand]:
@@ -125,6 +125,14 @@ def _in_cache() -> Iterator[AtHand]:
             continue
         snapshot = folder / "snapshots" / main.read_text().strip()
         weights = [*snapshot.glob("*.safetensors")]
-        if weights and (snapshot / "modules.json").is_file() and _is_usable(snapshot):
-            name = folder.name.removeprefix("models--").replace("--", "/")
-            yield AtHand(name, sum(file.stat().st_size for file in weights))
+        size = _size(weights)
+        if size and (snapshot / "modules.json").is_file() and _is_usable(snapshot):
+            yield AtHand(folder.name.removeprefix("models--").replace("--", "/"), size)
+
+
+def _size(files: list[Path]) -> int:
+    """Bytes of a model's weights; 0 where one is gone."""
+    try:
+        return sum(file.stat().st_size for file in files)
+    except OSError:
+        return 0

@@ -8,6 +8,7 @@ import difflib
 import json
 import random
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from stages.errors import UserError
 from stages.sentences.cleaning import clean_text
 from stages.sentences.settings import SUFFIXES, SentencesSettings, SourceKind
 from stages.sentences.sources import (
+    OVER_LIMIT,
     Reject,
     Table,
     input_files,
@@ -76,19 +78,21 @@ class Source:
 class Text:
     """What a source holds.
 
-    num_sentences: distinct ones of the lengths that are kept, estimated where records are cut into
-        sentences, or where there are more than HASHED; without those of num_held_out pairs that
-        are kept out of training. complete: False where there are more.
-    num_invalid: lines that are not UTF-8.
+    num_chars: of all records. num_sentences: distinct ones of the lengths that are kept, estimated
+        where records are cut into sentences, or where there are more than HASHED; without those of
+        num_held_out pairs that are kept out of training. complete: False where there are more.
+    num_invalid: lines that are not UTF-8. num_over: lines of over 1 MiB.
     too_long: the share of each column's texts that are longer than what is kept.
     """
 
     source: Source
     num_records: int
+    num_chars: int
     num_sentences: int
     num_held_out: int
     complete: bool
     num_invalid: int
+    num_over: int
     split: bool
     sample: list[str]
     too_long: Mapping[str, float]
@@ -153,49 +157,19 @@ def look(source: Source) -> Text:
     Raises:
         UserError: a broken file, a wrong encoding, or no sentence in it.
     """
-    settings = SentencesSettings(source="text", path=source.path)
-    shortest, longest = source.char_limits
-    draw, sample = random.Random(0), list[str]()
-    seen, paired = set[int](), set[int]()
-    names = [*source.chosen.values()] or ["text"]
-    num_distinct = 0  # of lengths that are kept
-    texts_of, kept_of, long_of = (dict.fromkeys(names, 0) for _ in range(3))
-    num_records = num_invalid = num_kept = num_hashed = 0
-    complete = True
+    seen, complete = _Counts(source), True
     for record in _records(source):
-        if num_records == MOST_RECORDS:
+        if seen.num_records == MOST_RECORDS:
             complete = False
             break
-        num_records += 1
-        if isinstance(record, Reject):
-            num_invalid += record.reason == "invalid_utf8"
-            continue
-        texts = [text for cell in record if (text := cell.strip())]
-        for name, cell in zip(names, record, strict=True):
-            length = len(" ".join(cell.split()))
-            texts_of[name] += length > 0
-            kept_of[name] += shortest <= length <= longest
-            long_of[name] += length > longest
-        if len(texts) == 2 and len(paired) < 2 * MOST_HELD_OUT / HELD_OUT_SHARE:
-            hashes = {hash(text) for text in texts if shortest <= len(text) <= longest}
-            if len(hashes) == 2 and paired.isdisjoint(hashes):
-                paired |= hashes
-        for text in texts:
-            place = num_kept if num_kept < SAMPLE else draw.randrange(num_kept + 1)
-            num_kept += 1
-            if num_kept <= HASHED:
-                num_hashed += 1
-                if hash(text) not in seen:
-                    seen.add(hash(text))
-                    num_distinct += shortest <= len(" ".join(text.split())) <= longest
-            if place < SAMPLE:
-                sample[place : place + 1] = [text]
-    if num_invalid > MOST_INVALID * num_records:
+        seen.add(record)
+    if seen.rejected["invalid_utf8"] > MOST_INVALID * seen.num_records:
         raise UserError(
-            f"{source.path}: {num_invalid:,} of {num_records:,} lines are not UTF-8; convert it, "
-            "for example with iconv -f latin1 -t utf-8"
+            f"{source.path}: {seen.rejected['invalid_utf8']:,} of {seen.num_records:,} lines are "
+            "not UTF-8; convert it, for example with iconv -f latin1 -t utf-8"
         )
-    cleaned = [clean_text(text, settings.unicode) for text in sample]
+    settings = SentencesSettings(source="text", path=source.path)
+    cleaned = [clean_text(text, settings.unicode) for text in seen.sample]
     whole = source.has_pairs or not cleaned
     split = not whole and statistics.median(map(len, cleaned)) > LONG_CHARS
     if split:
@@ -206,30 +180,102 @@ def look(source: Source) -> Text:
             for text in cleaned
             for piece in sentencex.segment(settings.language, text)
         ]
-    usable = [text for text in cleaned if shortest <= len(text) <= longest]
-    if not usable:
-        raise UserError(
-            f"{source.path}: no sentence of {shortest} to {longest:,} characters in it "
-            f"({num_records:,} records)"
-        )
-    for name in names if source.has_pairs else ():
-        if not kept_of[name]:
-            raise UserError(
-                f"{source.path}: no text of {shortest} to {longest:,} characters in column "
-                f"'{name}' ({long_of[name]:,} are longer); name another, or cut its texts"
-            )
-    num_sentences = num_distinct
-    if split or num_kept > HASHED:  # the sample is of all, and of what is cut knows the lengths
-        num_sentences = round(len(seen) / num_hashed * num_kept * len(usable) / len(sample))
-    num_held_out = int(HELD_OUT_SHARE * len(paired) / 2)
+    usable = [text for text in cleaned if seen.shortest <= len(text) <= seen.longest]
+    seen.check(bool(usable))
+    num_sentences = seen.num_distinct
+    if (
+        split or seen.num_texts > HASHED
+    ):  # the sample is of all, and of what is cut knows the lengths
+        share = len(usable) / len(seen.sample)
+        num_sentences = round(len(seen.hashes) / seen.num_hashed * seen.num_texts * share)
+    num_held_out = int(HELD_OUT_SHARE * len(seen.paired) / 2)
     if num_held_out < LEAST_HELD_OUT:
         num_held_out = 0
     num_sentences = max(1, num_sentences - 2 * num_held_out)
-    draw.shuffle(usable)
+    seen.draw.shuffle(usable)
     return Text(
-        source, num_records, num_sentences, num_held_out, complete, num_invalid, split,
-        usable[:SAMPLE], {} if split else {n: long_of[n] / max(1, texts_of[n]) for n in names},
+        source, seen.num_records, seen.num_chars, num_sentences, num_held_out, complete,
+        seen.rejected["invalid_utf8"], seen.rejected[OVER_LIMIT], split, usable[:SAMPLE],
+        {} if split else seen.too_long,
     )  # fmt: skip
+
+
+class _Counts:
+    """What has been seen of a source's records.
+
+    shortest, longest: lengths of sentences that are kept. num_distinct: texts of such lengths.
+    hashes: of the first num_hashed of all num_texts. sample: of all texts alike. paired: hashes of
+    pairs whose two texts are in no other. kept_of, long_of, texts_of: texts by column. rejected:
+    records that are no text, by reason.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.shortest, self.longest = source.char_limits
+        self.draw, self.sample = random.Random(0), list[str]()
+        self.hashes, self.paired = set[int](), set[int]()
+        self.names = [*source.chosen.values()] or ["text"]
+        self.texts_of, self.kept_of, self.long_of = Counter[str](), Counter[str](), Counter[str]()
+        self.rejected = Counter[str]()
+        self.num_records = self.num_chars = self.num_texts = self.num_hashed = 0
+        self.num_distinct = 0
+
+    def add(self, record: tuple[str, ...] | Reject) -> None:
+        self.num_records += 1
+        if isinstance(record, Reject):
+            self.rejected[record.reason] += 1
+            return
+        for name, cell in zip(self.names, record, strict=True):
+            length = len(" ".join(cell.split()))
+            self.num_chars += length
+            self.texts_of[name] += length > 0
+            self.kept_of[name] += self.shortest <= length <= self.longest
+            self.long_of[name] += length > self.longest
+        texts = [text for cell in record if (text := cell.strip())]
+        if len(texts) == 2 and len(self.paired) < 2 * MOST_HELD_OUT / HELD_OUT_SHARE:
+            fitting = {hash(text) for text in texts if self.shortest <= len(text) <= self.longest}
+            if len(fitting) == 2 and self.paired.isdisjoint(fitting):
+                self.paired |= fitting
+        for text in texts:
+            self._add_text(text)
+
+    def _add_text(self, text: str) -> None:
+        number = self.num_texts
+        place = number if number < SAMPLE else self.draw.randrange(number + 1)
+        self.num_texts += 1
+        if self.num_texts <= HASHED:
+            self.num_hashed += 1
+            if hash(text) not in self.hashes:
+                self.hashes.add(hash(text))
+                length = len(" ".join(text.split()))
+                self.num_distinct += self.shortest <= length <= self.longest
+        if place < SAMPLE:
+            self.sample[place : place + 1] = [text]
+
+    def check(self, some_usable: bool) -> None:
+        """
+        Raises:
+            UserError: none of what was seen, or of a column, can be used.
+        """
+        wanted = f"{self.shortest} to {self.longest:,} characters in"
+        if not some_usable:
+            over = self.rejected[OVER_LIMIT]
+            why = f"; {over:,} are lines of over 1 MiB: break them into lines" if over else ""
+            raise UserError(
+                f"{self._source.path}: no sentence of {wanted} it "
+                f"({self.num_records:,} records{why})"
+            )
+        for name in self.names if self._source.has_pairs else ():
+            if not self.kept_of[name]:
+                raise UserError(
+                    f"{self._source.path}: no text of {wanted} column '{name}' "
+                    f"({self.long_of[name]:,} are longer); name another, or cut its texts"
+                )
+
+    @property
+    def too_long(self) -> dict[str, float]:
+        """The share of each column's texts that are longer than what is kept."""
+        return {name: self.long_of[name] / max(1, self.texts_of[name]) for name in self.names}
 
 
 def _kind(file: Path) -> tuple[SourceKind, bool]:

@@ -132,10 +132,14 @@ def _sentences(found: Proposal) -> dict[str, Any]:
 
 def _evaluate(found: Proposal) -> dict[str, Any]:
     evaluate: dict[str, Any] = {} if found.compares_speed else {"speed": False}
-    positions, usual = found.teacher.positions, EvaluateSettings().max_length
+    longest = max(EvaluateSettings().max_length, found.lengths.teacher)
+    if found.teacher.positions:
+        longest = min(longest, found.teacher.positions)
     if found.text.num_held_out:
         evaluate["retrieval"] = {"kind": "columns", "num_pairs": found.text.num_held_out}
-    return evaluate | ({"max_length": positions} if positions and positions < usual else {})
+    if longest != EvaluateSettings().max_length:
+        evaluate["max_length"] = longest
+    return evaluate
 
 
 def _notes(found: Proposal) -> dict[str, dict[str, str]]:
@@ -172,7 +176,9 @@ def _notes(found: Proposal) -> dict[str, dict[str, str]]:
         },
         "evaluate": {
             "speed": "side by side with this teacher it would take too long",
-            "max_length": "the model has no more positions",
+            "max_length": "the model has no more positions"
+            if found.teacher.positions and found.teacher.positions < found.lengths.teacher
+            else "in tests and when exported: as much of a text as the teacher reads",
         },
     }  # fmt: skip
 
@@ -188,6 +194,16 @@ def _warnings(found: Proposal) -> list[str]:
         lines.append("the teacher's files do not say how to pool; the mean over tokens is taken")
     if found.text.num_invalid:
         lines.append(f"{found.text.num_invalid:,} lines are not UTF-8 and will be left out")
+    if found.text.num_over:
+        lines.append(
+            f"{found.text.num_over:,} lines are over 1 MiB and will be left out: break them into "
+            "lines"
+        )
+    if not found.text.complete:
+        lines.append(
+            f"only the first {found.text.num_records:,} records were counted, and a run reads all: "
+            "it takes longer than this the more there are"
+        )
     longest = found.text.source.char_limits[1]
     for name, share in found.text.too_long.items():
         if share > 0.1:

@@ -36,6 +36,7 @@ class Evidence:
     layers: the student's and, where it was cut from that teacher, the teacher's; else None.
     student, teacher: means of the figures x 100 that both have; None where there is none.
     cosine: mean cosine to the teacher's vectors over the last third, where that is what is trained.
+    is_static: whether the student has no layers at all.
     """
 
     history: Sequence[dict[str, Any]]
@@ -46,6 +47,7 @@ class Evidence:
     student: float | None = None
     teacher: float | None = None
     cosine: float | None = None
+    is_static: bool = False
 
 
 @dataclass(frozen=True)
@@ -199,8 +201,7 @@ def _flat(evidence: Evidence, because: str) -> str:
     if share is None:
         return f"nothing in this run says what would help: {because}, and no teacher was measured."
     if share >= NEAR_TEACHER:
-        static = evidence.layers is not None and not evidence.layers[0]
-        fewer = "" if static else ", or fewer layers for speed"
+        fewer = "" if evidence.is_static else ", or fewer layers for speed"
         return f"a better teacher{fewer}: {name}, and {because}."
     if evidence.layers is not None and evidence.layers[0] < evidence.layers[1]:
         kept, total = evidence.layers
@@ -262,7 +263,8 @@ def advice_for(plan: Plan, results: Results) -> str:
 def _evidence(plan: Plan, node: Node, results: Results, history: list[dict[str, Any]]) -> Evidence:
     recipe = plan.recipe
     root = plan.store.manifest(plan.folders[rows_root(node, plan.graph)])
-    limit, num_rows = recipe.sentences.limit, root.num_rows if root else 0
+    num_rows = root.num_rows if root else 0
+    more = bool(root and root.stats.get("rejected", {}).get("over_limit"))
     regression = recipe.train.objectives.vector_regression
     cosine = None
     alone = len(recipe.teachers) == 1 and not recipe.student.dimensions  # else a mean over several
@@ -275,11 +277,12 @@ def _evidence(plan: Plan, node: Node, results: Results, history: list[dict[str, 
         history,
         recipe.train.batch_size,
         None if recipe.perturb else num_rows - num_held_out(recipe.holdout, num_rows),
-        limit is not None and num_rows == limit,
+        more,
         _layers(results, cut_from),
         student,
         teacher,
         cosine,
+        recipe.student.is_static,
     )
 
 

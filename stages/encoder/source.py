@@ -3,7 +3,7 @@
 Imports no torch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -146,6 +146,14 @@ class EncoderSource(Generic[E]):
         if settings.pooling == "pipeline" or read_pipeline(described_in(settings)).dense:
             return None
         return state_width(self.config())
+
+    def cut_widths(self, widths: Sequence[int]) -> list[int]:
+        """Those of the widths that its vectors can be cut to: the widest first, without their own.
+
+        Raises:
+            UserError: as `config`.
+        """
+        return sorted({*widths} - {self.width()}, reverse=True) if widths else []
 
     def check(self, max_length: int | None = None) -> None:
         """Compares the settings with the model's configuration.

@@ -255,7 +255,7 @@ def plan(graph: Graph) -> None:
         for _, teacher in encoding_teachers(graph):
             label = EncoderLabel("after", "after", documents=teacher.name)
             _plan_aligned(graph, label, graph.encoder(teacher.encoder()))
-    for width in sorted(recipe.student.dimensions, reverse=True):
+    for width in graph.trained_student().cut_widths(recipe.student.dimensions):
         label = EncoderLabel("after", "after", dimensions=width)
         for test, part in _divided(graph):
             if not test.reads_model:

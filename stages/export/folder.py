@@ -26,6 +26,7 @@ from stages.encoder.tokenizer import (
     save_tokenizer,
 )
 from stages.errors import UserError
+from stages.kinds import KINDS
 
 # Model types whose tokenizers transformers 5 builds anew from their vocabulary, without what is
 # done to a text before it is split (MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS).
@@ -107,8 +108,10 @@ def export_student(
     _write(
         target / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False}
     )
-    # a kind's name is the one that encode_query and encode_document look for
-    prompts = dict(settings.prompts) | ({"default": settings.prompt} if settings.prompt else {})
+    # a kind's name is the one that encode_query and encode_document look for, which do without the
+    # default prompt
+    everyone = dict.fromkeys(("default", *KINDS), settings.prompt) if settings.prompt else {}
+    prompts = everyone | {str(kind): text for kind, text in settings.prompts.items()}
     _describe(target, [*zip(modules, paths, strict=True)], prompts, card)
 
 

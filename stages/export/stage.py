@@ -13,7 +13,7 @@ from stages.encoder.modules import read_pipeline
 from stages.encoder.source import EncoderSource
 from stages.export.card import model_card
 from stages.export.licence import Origin, licences, origin
-from stages.kinds import Kind
+from stages.kinds import KINDS, Kind
 from stages.planning import Graph
 
 
@@ -43,6 +43,8 @@ class Export(Stage):
 
     def identity(self, inputs: Mapping[str, Fingerprinted]) -> dict[str, Any]:
         found: dict[str, Any] = {"max_length": self.student.settings.max_length}
+        if self.student.settings.prompt and not self.student.has_kinds:
+            found["prompts"] = ["default", *KINDS]  # the kinds' were once left out
         return found | ({"ranks.inference_weight": self.rank_weight} if self.corpus else {})
 
     def check(self) -> None:
@@ -125,6 +127,6 @@ def plan(graph: Graph) -> None:
     aligned_to = recipe.teachers[0].name if recipe.student.aligned else ""
     stage = Export(
         student, recipe.name, recipe.summary(), corpus, weight, tuple(origins), aligned_to,
-        tuple(recipe.student.dimensions),
+        tuple(student.cut_widths(recipe.student.dimensions)),
     )  # fmt: skip
     graph.add("export", stage, ["sentences", *student.inputs, *([corpus] if corpus else [])])

@@ -21,6 +21,7 @@ from stages.sentences.settings import SUFFIXES, SentencesSettings, SourceKind
 
 # A text line longer than this is dropped unread: no sentence is a megabyte.
 MAX_LINE_BYTES = 1 << 20
+OVER_LIMIT = "line_over_1_mib"
 # Rows of JSON lines that are looked at to tell which keys hold text.
 FIRST_ROWS = 1000
 
@@ -105,9 +106,8 @@ def read_table(table: Table) -> Iterator[Row]:
 
 
 def text_columns(file: Path, kind: str) -> list[str]:
-    """Columns of a table's file that may hold text; of JSON lines, the keys of the first row that
-    do, or are null there and hold nothing else in the first FIRST_ROWS. [] for a text file, which
-    has none.
+    """Columns of a table's file that may hold text; of JSON lines, the keys of the first FIRST_ROWS
+    whose first value is a text, or that hold null alone. [] for a text file, which has none.
 
     Raises:
         UserError: a broken file; with its place.
@@ -127,15 +127,12 @@ def text_columns(file: Path, kind: str) -> list[str]:
         if isinstance(line, str) and line.strip()
     )  # fmt: skip
     if kind == "jsonl":
-        starts: dict[str, object] | None = None
+        first_of: dict[str, object] = {}
         for number, line in itertools.islice(lines, FIRST_ROWS):
-            row = _json_object(line, f"{file}, line {number}")
-            starts = {
-                key: value for key, value in (row if starts is None else starts).items()
-                if isinstance(value, str)
-                or (value is None and isinstance(row.get(key), str | None))
-            }  # fmt: skip
-        return [*(starts or {})]
+            for key, value in _json_object(line, f"{file}, line {number}").items():
+                if first_of.get(key) is None:
+                    first_of[key] = value
+        return [key for key, value in first_of.items() if isinstance(value, str | None)]
     if kind in ("tsv", "csv"):
         first = next(lines, (1, ""))[1]
         try:
@@ -213,7 +210,7 @@ def _lines(file: Path, table: Table) -> Iterator[tuple[int, Record]]:
             if len(raw) == MAX_LINE_BYTES and not raw.endswith(b"\n"):
                 while (rest := stream.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
                     pass
-                yield number, Reject("line_over_1_mib", raw[:200].decode("utf-8", "replace"))
+                yield number, Reject(OVER_LIMIT, raw[:200].decode("utf-8", "replace"))
                 continue
             try:
                 yield number, raw.decode("utf-8").rstrip("\r\n")

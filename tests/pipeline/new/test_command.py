@@ -152,7 +152,8 @@ def test_text_that_was_not_counted_to_its_end_is_limited(
     assert "; all of them used" in capsys.readouterr().out
     monkeypatch.setattr("pipeline.new.text.MOST_RECORDS", 200)
     assert main([*words, "--out", "part.yaml"]) == 0
-    assert "; 200 of them used" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "; 200 of them used" in said and "only the first 200 records were counted" in said
     whole, part = (yaml.safe_load((folder / f"{x}.yaml").read_text()) for x in ("whole", "part"))
     assert "limit" not in whole["sentences"] and part["sentences"]["limit"] == 200
 
@@ -224,6 +225,16 @@ def test_a_table_of_queries_and_documents(folder, quick, teacher_folder, capsys)
     assert "--query title --document body" in written and "beside the retrieval test" in written
     said = capsys.readouterr().out
     assert "in columns title and body" in said and "each of 30 held-out queries" in said
+    # what is exported, and tested, reads as much of a document as the teacher
+    for row in rows:
+        row["body"] = " ".join([row["body"]] * 20)
+    (folder / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    model = make_model(folder / "reader", layers=3, max_position_embeddings=512)
+    longer = ["t.jsonl", "--teacher", str(model), "--query", "title", "--document", "body"]
+    assert main(["new", *longer, "--out", "longer.yaml"]) == 0
+    recipe = load_recipe("longer.yaml")
+    assert recipe.evaluate.max_length == recipe.teachers[0].max_length > 128
+    assert recipe.student.max_length == 128
 
 
 def test_lengths_have_room_for_the_prompts_of_queries(folder, quick, capsys):
@@ -320,6 +331,11 @@ def test_teachers_at_hand_smallest_first(tmp_path, monkeypatch):
     for name, content in (("torn", "{"), ("half", json.dumps([{"type": "x.Dense", "path": "2"}]))):
         copy = shutil.copytree(broken, tmp_path / f"models--org--{name}")
         (copy / "snapshots" / "abc" / "modules.json").write_text(content)
+    weights = (
+        shutil.copytree(broken, tmp_path / "models--org--gone") / "snapshots/abc/model.safetensors"
+    )
+    weights.unlink()
+    weights.symlink_to(tmp_path / "blob")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     package = tmp_path / "site" / "own_model-1.dist-info"
     weights = tmp_path / "site" / "own" / "model.safetensors"

@@ -144,6 +144,10 @@ BAD = {
     "UTF-16": ("A sentence here.\n".encode("utf-16"), "text in UTF-16"),
     "blank lines": (b"\n \n\n", "no sentence of 10 to 1,000 characters"),
     "words": (b"one\ntwo\nthree\n", "no sentence of 10 to 1,000 characters"),
+    "one line": (
+        b"A sentence here. " * (1 << 16),
+        r"\(1 records; 1 are lines of over 1 MiB: break",
+    ),
 }
 
 
@@ -169,6 +173,11 @@ def test_a_column_that_begins_with_nothing_is_known(tmp_path):
     assert find_source(str(tmp_path / "t.jsonl"), {}).chosen["--column"] == "text"
     named = {"--column": "text"}
     assert find_source(str(tmp_path / "t.jsonl"), named).chosen == named
+    # nor need it be there at first
+    pairs = [{"title": "How so?"}, *({"title": f"t {n}", "body": SENTENCES[n]} for n in range(9))]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+    chosen = {"--query": "title", "--document": "body"}
+    assert look(find_source(str(tmp_path / "t.jsonl"), chosen)).num_records == 10
 
 
 def test_a_missing_column_is_met_with_the_nearest(tmp_path):

@@ -362,3 +362,13 @@ def test_an_encoders_tests_are_divided_among_processes_by_their_files(stale, tin
         assert found.pop("after+8d") == [some for some in without_size if some]
         assert found == dict.fromkeys(["before", "t", "after", "b"], expected)
     assert stale("evaluate.processes=2") == set()
+
+
+def test_the_whole_width_among_the_dimensions_is_no_second_student(tmp_path, tiny_recipe):
+    """The tiny student's is 32."""
+    recipe = tiny_recipe("student.dimensions=[32,16]", "student.head=none", "evaluate.speed=false",
+                         "train.objectives={vector_regression: {}}")  # fmt: skip
+    nodes = build_graph(load_recipe(write_recipe(tmp_path / "r.yaml", recipe))).nodes
+    cut = [name for name in nodes if name.startswith("evaluate:after+")]
+    assert cut and all(name.startswith("evaluate:after+16d:") for name in cut)
+    assert nodes["export"].stage.widths == (16,)

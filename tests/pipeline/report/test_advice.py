@@ -85,7 +85,7 @@ def test_a_flat_loss_looks_at_the_teacher():
     assert "89% of its teacher's (80.0 of 90.0)" in advice(one)
     near = replace(one, student=89.5)
     assert "a better teacher, or fewer layers" in advice(near) and "99%" in advice(near)
-    assert "fewer layers" not in advice(replace(near, layers=(0, 6)))
+    assert "fewer layers" not in advice(replace(near, is_static=True))
     assert "nothing in this run says" in advice(replace(one, layers=(6, 6)))
     assert "nothing in this run says" in advice(replace(one, layers=None))
     unlabelled = advice(replace(one, student=None, teacher=None, cosine=0.912))
@@ -191,14 +191,14 @@ def test_what_a_training_says_of_itself(tmp_path, monkeypatch):
     """The cosine is that of whole vectors to one teacher's; held-out sentences are not seen."""
     regression = SimpleNamespace(distance="cosine")
     recipe = SimpleNamespace(
-        sentences=SimpleNamespace(limit=300), perturb=[], holdout=30,
+        perturb=[], holdout=30,
         teachers=[SimpleNamespace(name="t", model="m")],
-        student=SimpleNamespace(model="m", dimensions=[]),
+        student=SimpleNamespace(model="m", dimensions=[], is_static=False),
         train=SimpleNamespace(
             objectives=SimpleNamespace(vector_regression=regression), batch_size=16
         ),
     )  # fmt: skip
-    rows = SimpleNamespace(num_rows=300)
+    rows = SimpleNamespace(num_rows=300, stats={"rejected": {"over_limit": 7}})
     plan = SimpleNamespace(
         recipe=recipe, store=SimpleNamespace(manifest=lambda folder: rows), folders={"s": ""},
         graph={},
@@ -211,8 +211,10 @@ def test_what_a_training_says_of_itself(tmp_path, monkeypatch):
 
     assert found().cosine == pytest.approx(0.9)
     assert (found().num_sentences, found().more_sentences) == (270, True)
-    rows.num_rows = 290  # fewer than asked for: there are no more
+    rows.stats = {"rejected": {"too_short": 7}}  # as many as asked for, and there are no more
     assert not found().more_sentences
+    recipe.student.is_static = True
+    assert found().is_static and not found().layers
     recipe.student.dimensions = [8]
     assert found().cosine is None
     recipe.student.dimensions, recipe.teachers = [], [*recipe.teachers, *recipe.teachers]

@@ -159,7 +159,8 @@ def test_a_prompt_stands_before_an_empty_text_too(tmp_path):
     encoder, folder = exported(settings, tmp_path)
     student = SentenceTransformer(str(folder), device="cpu")
     texts = ["", "a dog"]
-    np.testing.assert_allclose(student.encode(texts), encoder.encode_unit(texts), atol=1e-5)
+    for way in (student.encode, student.encode_query, student.encode_document):
+        np.testing.assert_allclose(way(texts), encoder.encode_unit(texts), atol=1e-5)
 
 
 OWN = """
