@@ -48,8 +48,8 @@ class Timed:
         self.normalizes = normalizes(described_in(settings))
 
     def tested(self) -> Tested:
-        return Tested(lambda texts, kinds=None: unit_rows(self(texts)), None, None, self,
-                      self.normalizes)  # fmt: skip
+        returned = None if self.normalizes else self
+        return Tested(lambda texts, kinds=None: unit_rows(self(texts)), None, None, self, returned)
 
     def __call__(self, texts: Sequence[str], kinds: Kinds = None) -> np.ndarray:
         start = time.perf_counter()

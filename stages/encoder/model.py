@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.encoder.config import check_config, described_in, kept_layers, position_offset, resolved
-from stages.encoder.cpu import DTYPES, NOT_HERE, computed_type, pack_linears
+from stages.encoder.cpu import DTYPES, NOT_HERE, cast_weights, computed_type, pack_linears
 from stages.encoder.dense import Dense, load_dense
 from stages.encoder.files import model_folder
 from stages.encoder.modules import read_pipeline
@@ -220,7 +220,7 @@ def load_for_inference(settings: EncoderSettings) -> Encoder | PipelineEncoder:
         encoder = table or PipelineEncoder(found, device, dtype)
     else:
         encoder = load_encoder(settings)
-        encoder.backbone.to(dtype)
+        cast_weights(encoder.backbone, dtype)
         if device.type == "cpu":
             encoder.arithmetic = pack_linears(encoder.backbone)
     if dtype != DTYPES[settings.precision]:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from stages.encoder.config import described_in
+from stages.encoder.cpu import cast_weights
 from stages.encoder.files import model_folder
 from stages.encoder.hub import hub_folder
 from stages.encoder.modules import read_pipeline
@@ -55,7 +56,7 @@ class PipelineEncoder:
                 device=str(device),
                 model_kwargs={"use_safetensors": True},
             )
-        self._model.to(dtype)
+        cast_weights(self._model, dtype)
         with suppress(AttributeError):  # some have no such setting
             self._model.max_seq_length = settings.max_length
         self.settings = settings

@@ -165,7 +165,9 @@ def load_tokenizer(settings: EncoderSettings) -> SentenceTokenizer:
 
 
 def save_tokenizer(pretrained: Any, folder: Path) -> None:
-    """Writes a tokenizer of transformers so that older versions load it too."""
+    """Writes a tokenizer of transformers so that older versions load it too, and whoever reads its
+    file alone cuts nothing."""
+    pretrained.backend_tokenizer.no_truncation()  # that of whoever used it last
     pretrained.save_pretrained(folder)
     file = folder / "tokenizer_config.json"
     about = json.loads(file.read_text(encoding="utf-8"))

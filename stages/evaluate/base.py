@@ -35,7 +35,7 @@ class Tested:
 
     encode: with rank vectors, where the node asks for them.
     pooled: vectors as they are pooled, of any length; None where there are those of `encode` only.
-    normalizes: whether sentence-transformers scales them to length 1.
+    returned: vectors as sentence-transformers returns them; None for those of `encode`.
     model: the bare encoder; None for a variant of an exported student, of which there are vectors
         only (see `Evaluation.reads_model`).
     encode_documents: the teacher's, where it is the one that embeds documents (or second sentences)
@@ -47,18 +47,19 @@ class Tested:
     model: "Encoder | PipelineEncoder | WordVectors | Bm25 | None"
     encode_documents: Encode | None = None
     pooled: Encode | None = None
-    normalizes: bool = True
+    returned: Encode | None = None
     known_as: tuple[str, str] | None = None
 
     @property
     def as_pooled(self) -> Encode:
-        """What SentEval's classifiers see."""
+        """What SentEval's classifiers see; of models that sentence-transformers computes, what
+        their modules return."""
         return self.pooled or self.encode
 
     @property
     def as_returned(self) -> Encode:
-        """What MTEB's procedures see: vectors as sentence-transformers returns them."""
-        return self.encode if self.normalizes else self.as_pooled
+        """What MTEB's procedures see (`Evaluation.reads_returned`)."""
+        return self.returned or self.encode
 
 
 @dataclass(frozen=True)
@@ -83,12 +84,14 @@ class Evaluation(Settings):
     two_sided: whether it compares texts with others, and so reads `Tested.encode_documents`.
     of_documents: whether it ranks documents for queries, and encodes the documents first.
     of_teachers: whether it says anything about a teacher.
+    reads_returned: whether it reads `Tested.as_returned`.
     packages: see `Stage.packages`.
     """
 
     two_sided: ClassVar[bool] = False
     of_documents: ClassVar[bool] = False
     of_teachers: ClassVar[bool] = True
+    reads_returned: ClassVar[bool] = False
     packages: ClassVar[tuple[str, ...]] = ()
 
     @property

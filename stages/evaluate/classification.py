@@ -20,6 +20,7 @@ class ClassificationTest(LabelledTest):
 
     what: ClassVar[str] = "classification set"
     packages = ("scikit-learn",)
+    reads_returned = True
 
     samples_per_label: int = Field(8, ge=1, description="Training examples of each label.")
     num_experiments: int = Field(10, ge=1, description="Draws of training examples.")

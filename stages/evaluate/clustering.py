@@ -22,6 +22,7 @@ class ClusteringTest(LabelledTest):
 
     what: ClassVar[str] = "clustering set"
     packages = ("scikit-learn", "scipy")
+    reads_returned = True
 
     num_seeds: int = Field(5, ge=1, description="Runs of k-means, whose mean and range is shown.")
 

@@ -48,6 +48,8 @@ class MtebTask(Settings):
 class MtebTest(MtebTask, Evaluation):
     """The main score of a task of MTEB."""
 
+    reads_returned = True
+
     cache: StoragePath | None = execution(None, description="`evaluate.mteb_cache`.")
 
     @property

@@ -7,19 +7,20 @@ import numpy as np
 from stages.evaluate.base import Encode
 from stages.kinds import Kind, Kinds, kind_of_each
 
-# Vectors kept, 4 bytes a dimension: 0.3 GB at width 384
-MOST = 200_000
+# Of the vectors kept: 200,000 of width 384, 7,000 rank vectors over 10,000 sentences
+MOST_BYTES = 300 << 20
 
 
 class Remembered:
-    """The encoder with a memory of MOST vectors; what would be too many is forgotten first."""
+    """The encoder with a memory of MOST_BYTES; what would be too much is forgotten first."""
 
     def __init__(self, encode: Encode) -> None:
         self._encode = encode
         self._known: dict[tuple[str, Kind | None], np.ndarray] = {}
+        self._bytes_each = 0  # of a vector, once there has been one
 
     def __call__(self, texts: Sequence[str], kinds: Kinds = None) -> np.ndarray:
-        if not 0 < len(texts) <= MOST:  # a corpus is not copied
+        if not texts or len(texts) * self._bytes_each > MOST_BYTES:  # a corpus is not copied
             return self._encode(texts, kinds)
         keys = list(zip(texts, kind_of_each(kinds, len(texts)), strict=True))
         missing = list(dict.fromkeys(key for key in keys if key not in self._known))
@@ -28,8 +29,10 @@ class Remembered:
             given = None if kinds is None else [kind for _, kind in missing]
             vectors = self._encode([text for text, _ in missing], given)
             found = dict(zip(missing, vectors, strict=True))
+            self._bytes_each = vectors[0].nbytes
         rows = [found[key] if key in found else self._known[key] for key in keys]
-        if len(self._known) + len(found) > MOST:
+        if (len(self._known) + len(found)) * self._bytes_each > MOST_BYTES:
             self._known = {}
-        self._known |= found
+        if len(found) * self._bytes_each <= MOST_BYTES:
+            self._known |= found
         return np.stack(rows)

@@ -86,7 +86,26 @@ class Evaluate(Stage):
             found["whitening"] = self.whitening
         if self.label.dimensions:
             found["dimensions"] = self.label.dimensions
+        if self.test.reads_returned:
+            if self.label.dimensions:
+                found["returned"] = "cut"  # once scaled to length 1
+            elif self._is_scaled_here():
+                found["returned"] = "scaled"
         return found
+
+    def _is_scaled_here(self) -> bool:
+        """Whether its vectors would have another length if it were no student. A model of the hub
+        is judged before it can be looked at."""
+        if not self._is_student or isinstance(self.encoder, WordsSource):
+            return False
+        if self.encoder.training is not None:
+            return False  # what is trained here normalizes
+        settings = self.encoder.settings
+        return is_on_hub(settings) or not normalizes(described_in(settings))
+
+    @property
+    def _is_student(self) -> bool:
+        return self.label.role in ("before", "after")
 
     def _identity(
         self,
@@ -124,7 +143,8 @@ class Evaluate(Stage):
         # the encoder as it is loaded: batch sizes and devices included
         encoders = [self.encoder, *([self.documents] if self.documents else [])]
         loaded = [(one.node, one.settings.model_dump()) for one in encoders]
-        how = self.max_length, self.corpus, self.rank_weight, self.whitening, self.part
+        how = (self.max_length, self.corpus, self.rank_weight, self.whitening, self.part,
+               self._is_student)  # fmt: skip
         return json.dumps((loaded, *how), default=str)
 
     def check(self) -> None:
@@ -152,14 +172,14 @@ class Evaluate(Stage):
             teacher = self._loaded(self.documents, work)
             assert not isinstance(teacher, Bm25)
             return Tested(encode, model, _unit(Remembered(teacher.encode)))
-        return Tested(encode, model, pooled=pooled, normalizes=self._normalizes(work))
+        return Tested(encode, model, pooled=pooled, returned=None if self._scales(work) else pooled)
 
-    def _normalizes(self, work: Work) -> bool:
+    def _scales(self, work: Work) -> bool:
+        """Whether sentence-transformers scales its vectors to length 1; those of a student once it
+        is exported."""
         if isinstance(self.encoder, WordsSource):
             return False
-        if self.label.role in ("before", "after"):
-            return True  # once it is exported
-        return normalizes(described_in(self.encoder.located(work)))
+        return self._is_student or normalizes(described_in(self.encoder.located(work)))
 
     def _loaded(
         self, encoder: EncoderSource[Any] | WordsSource, work: Work
@@ -177,7 +197,9 @@ class Evaluate(Stage):
     def make(self, work: Work, loaded: Tested) -> None:
         if width := self.label.dimensions:
             cut = _cut(loaded.as_pooled, width)
-            loaded = replace(loaded, encode=_unit(cut), pooled=cut)
+            # sentence-transformers' truncate_dim cuts what it has scaled
+            returned = _cut(loaded.as_returned, width)
+            loaded = replace(loaded, encode=_unit(cut), pooled=cut, returned=returned)
         result = self.test.score(replace(loaded, known_as=self.known_as), work)
         measurement = Measurement(self.label, result.figures)
         stats = measured([measurement], result.notes, **dict(result.facts))

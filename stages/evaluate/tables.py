@@ -245,7 +245,10 @@ class LabelledTest(TableSettings, Evaluation):
     """A test on a table of examples with labels.
 
     The table has the columns `label` and either `text` or `sentence1` and `sentence2`.
+    needs_tested: whether there must be rows to test, beside others.
     """
+
+    needs_tested: ClassVar[bool] = True
 
     split: str | None = Field(
         None, description="Test on the rows whose column `split` has this value; null: 'test', "
@@ -286,10 +289,12 @@ class LabelledTest(TableSettings, Evaluation):
             texts = tuple(self.text(row, column, number) for column in columns)
             split = self.text(row, "split", number) if has_splits else tested
             by_split.setdefault(split, []).append((texts, self.label(row, number)))
-        self.tested(rows, tested if has_splits else None)
-        used = {"test": by_split[tested]} | {
+        used = {
             name: by_split[name] for name in other_splits if name in by_split and name != tested
         }
+        if self.needs_tested or not used or tested in by_split:
+            self.tested(rows, tested if has_splits else None)
+            used = {"test": by_split[tested]} | used
         names = sorted({label for examples in used.values() for _, label in examples})
         if len(names) < 2:
             raise UserError(

@@ -131,7 +131,12 @@ class ReplacedTokenDetector(nn.Module):
         super().__init__()
         self.discriminator, _ = load_backbone(settings)
         width = self.discriminator.get_input_embeddings().embedding_dim
-        if not hasattr(self.discriminator, "embeddings") or width != encoder.dimension:
+        if not hasattr(self.discriminator, "embeddings"):
+            raise UserError(
+                f"replaced_token: model '{settings.model}' has no module of embeddings that a "
+                "sentence's vector could be put into, as BERT's kin have; choose another model"
+            )
+        if width != encoder.dimension:
             raise UserError(
                 f"replaced_token: the token embeddings of model '{settings.model}' are not as wide "
                 "as its vectors, which the discriminator needs; choose another model"

@@ -132,7 +132,7 @@ class Training:
                 if self.is_over and self._agreement is not None:
                     if self._dev is not self._agreement:
                         self._agreement.scores()
-                    row["agreement"] = float(np.nan_to_num(self._agreement.agreement))
+                    row["agreement"] = float(np.nan_to_num(self._agreement.of_all_pairs()))
                 progress.history.append(row)
                 self.tokens += window.tokens
                 self.positions += window.positions

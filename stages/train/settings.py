@@ -92,6 +92,8 @@ class Objectives(Extensible):
 class DevTransfer(TransferTest):
     """A transfer task by whose rows for choosing penalties checkpoints are chosen too."""
 
+    needs_tested = False
+
     protocol: Literal["full", "fast"] = Field(
         "fast",
         description="fast: five folds, RMSprop, as SimCSE does while it trains; full: ten, Adam, "

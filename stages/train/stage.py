@@ -74,10 +74,11 @@ class Train(Stage):
             found[f"teachers[{number}].weight"] = weight
         student, regression = self.student.settings, self.settings.objectives.vector_regression
         if regression and len(self.factors) > 1:
-            turned = student.is_cut and regression.projection == "auto"
-            # 2: projections of all teachers undo the turn to the first one's directions, and a wide
-            # teacher's mean over coordinates is not the smaller for its width
-            if turned or regression.distance == "mse":
+            # 2: a wide teacher's mean over coordinates is not the smaller for its width
+            # 3: only the first teacher of the student's width is met without a map
+            if regression.projection == "auto":
+                found["train.objectives.vector_regression.mixed"] = 3
+            elif regression.distance == "mse":
                 found["train.objectives.vector_regression.mixed"] = 2
         changed = student.layers is not None or student.dropout is not None
         if changed and _is_longformer(student):
@@ -150,7 +151,14 @@ class Train(Stage):
             check_frozen(settings, num_layers(config) or None)
 
     def check_rows(self, num_rows: int) -> None:
-        num_rows -= num_held_out(self.holdout, num_rows)
+        held_out, dev = num_held_out(self.holdout, num_rows), self.settings.dev
+        if dev and not held_out and not dev.sets and dev.patience is not None:
+            raise UserError(
+                f"train.dev.patience: of {num_rows:,} sentences none are held out, so there is "
+                "nothing to judge the student by; set sentences.holdout, or name sets with labels "
+                "under train.dev"
+            )
+        num_rows -= held_out
         if self.settings.batch_size > num_rows:
             raise batch_too_large(self.settings.batch_size, num_rows)
 
@@ -190,10 +198,14 @@ def plan(graph: Graph) -> None:
     rewrites = [f"tokens:{name}" for name in names]
     negatives = [f"tokens:{name}+negatives" for name in names if objectives.needs_negatives]
     views = [(view.name, f"tokens:{view.name}") for view in objectives.views]
-    factors = [(graph.factors[t.name], t.weight) for t in recipe.teachers if graph.factors]
+    # regression's first teacher gives the student its coordinates: the one that it is cut from
+    order = recipe.teachers
+    if objectives.vector_regression is not None:
+        order = sorted(order, key=lambda teacher: teacher.model != student.settings.model)
+    factors = [(graph.factors[t.name], t.weight) for t in order if graph.factors]
     settings = recipe.train.model_copy(update={"dev": recipe.dev})
     teachers = []
-    for teacher in recipe.teachers:
+    for teacher in order:
         if graph.factors and teacher.similarity == "cosine":
             source: Any = graph.stage(graph.factors[teacher.name])
             teachers.append(Teacher(teacher.name, source, teacher.factor_width))

@@ -24,11 +24,16 @@ NUM_SAMPLED = 8192
 class VectorRegressor(nn.Module):
     """The distances of view 1 to the teachers' vectors, mixed by the teachers' weights.
 
+    With projection auto the student's coordinates are those of the first teacher of its width: its
+    projection is the identity. Two such teachers have spaces of their own, which have no middle
+    (docs/log.md), so all others are reached by learned maps, which start at the least-squares map
+    from the first one's vectors.
+
     Args:
         widths: leading coordinates that count; the mean over these is the loss (Matryoshka,
             Kusupati et al. 2022). A prefix goes through the leading columns of the same projection.
         turned: whether the encoder was turned to a teacher's principal directions
-            (`turn_to_principal`), so that projections turn it back where widths are equal.
+            (`turn_to_principal`), so that projections begin by turning it back.
 
     Raises:
         UserError: widths differ, and there is to be no projection.
@@ -47,9 +52,12 @@ class VectorRegressor(nn.Module):
         self._widths = tuple(dict.fromkeys(widths))
         self.projections = nn.ModuleList()
         shares = []
+        home = None
+        if chosen.projection == "auto":
+            home = _home(encoder, [factors for factors, _ in teachers])
+        back_DD = _turned_back(encoder) if turned and home is not None else None
         for factors, weight in teachers:
-            vectors = factors.take(_spread(factors.num_rows))
-            width = vectors.shape[1]
+            width = factors.dimension
             if chosen.projection == "none" and width != encoder.dimension:
                 raise UserError(
                     f"train.objectives.vector_regression.projection: none, but the student's "
@@ -58,12 +66,15 @@ class VectorRegressor(nn.Module):
                 )
             # a mean over coordinates would make a wide teacher's distance the smaller one
             shares.append(weight * (width if self._distance == "mse" else 1))
-            if width != encoder.dimension or chosen.projection == "learned":
-                self.projections.append(principal_projection(vectors, encoder.dimension))
-            elif turned and chosen.projection == "auto":
-                self.projections.append(_turned_back(encoder))
-            else:
+            if chosen.projection == "none":
                 self.projections.append(nn.Identity())
+            elif home is None:
+                self.projections.append(principal_projection(_sampled(factors), encoder.dimension))
+            elif factors is home:
+                self.projections.append(nn.Identity() if back_DD is None else _linear(back_DD))
+            else:
+                start = least_squares(_sampled(home), _sampled(factors))
+                self.projections.append(_linear(start if back_DD is None else start @ back_DD))
         total = math.fsum(shares)
         self._weights = [share / total for share in shares]
 
@@ -91,9 +102,8 @@ def align(encoder: Encoder, factors: FactorRows) -> None:
     It starts at the leading principal directions of the factors; where widths are equal there is
     none.
     """
-    vectors = factors.take(_spread(factors.num_rows))
-    if vectors.shape[1] != encoder.dimension:
-        encoder.dense.append(Dense(principal_projection(vectors, encoder.dimension)))
+    if factors.dimension != encoder.dimension:
+        encoder.dense.append(Dense(principal_projection(_sampled(factors), encoder.dimension)))
 
 
 def turn_to_principal(encoder: Encoder, teachers: Sequence[FactorRows]) -> None:
@@ -102,24 +112,33 @@ def turn_to_principal(encoder: Encoder, teachers: Sequence[FactorRows]) -> None:
     For an encoder that begins in the space of a teacher of its width; of any other nothing is
     known. Cut vectors then begin as the teacher's PCA, not as some of its coordinates.
     """
-    for factors in teachers:
-        vectors = factors.take(_spread(factors.num_rows))
-        if vectors.shape[1] == encoder.dimension:
-            turn = nn.Linear(encoder.dimension, encoder.dimension, bias=False)
-            back = principal_projection(vectors, encoder.dimension)
-            turn.weight = nn.Parameter(back.weight.detach().T.contiguous())
-            encoder.dense.append(Dense(turn))
-            return
+    home = _home(encoder, teachers)
+    if home is not None:
+        back = principal_projection(_sampled(home), encoder.dimension)
+        encoder.dense.append(Dense(_linear(back.weight.detach().T)))
 
 
-def _turned_back(encoder: Encoder) -> nn.Linear:
-    """The inverse of what `turn_to_principal` did, whichever teacher's directions these are."""
-    turn = cast(Dense, [*encoder.dense][-1]).linear
-    back = nn.Linear(turn.out_features, turn.in_features, bias=False)
+def _home(encoder: Encoder, teachers: Sequence[FactorRows]) -> FactorRows | None:
+    """The first teacher of the encoder's width."""
+    return next((one for one in teachers if one.dimension == encoder.dimension), None)
+
+
+def _turned_back(encoder: Encoder) -> Tensor:
+    """The inverse (D, D) of what `turn_to_principal` did."""
+    return cast(Dense, [*encoder.dense][-1]).linear.weight.detach().T
+
+
+def _linear(weight: Tensor) -> nn.Linear:
+    """A linear map that starts at these weights (D_out, D_in)."""
+    found = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
     # rows one after the other, as moments are that a checkpoint holds: or sums round otherwise
-    turned = turn.weight.detach().T.clone(memory_format=torch.contiguous_format)
-    back.weight = nn.Parameter(turned)
-    return back
+    found.weight = nn.Parameter(weight.clone(memory_format=torch.contiguous_format))
+    return found
+
+
+def least_squares(from_ND: np.ndarray, to_NE: np.ndarray) -> Tensor:
+    """W (E, D) that brings rows W f nearest to those of the other vectors."""
+    return torch.from_numpy(np.linalg.lstsq(from_ND, to_NE, rcond=None)[0].T)
 
 
 def principal_projection(vectors: np.ndarray, dimension: int) -> nn.Linear:
@@ -136,6 +155,8 @@ def principal_projection(vectors: np.ndarray, dimension: int) -> nn.Linear:
     return linear
 
 
-def _spread(num_rows: int) -> np.ndarray:
-    """Rows spread evenly over all, NUM_SAMPLED at most."""
-    return np.unique(np.linspace(0, num_rows - 1, min(num_rows, NUM_SAMPLED)).astype(np.int64))
+def _sampled(factors: FactorRows) -> np.ndarray:
+    """Vectors (n, D) of rows spread evenly over all, NUM_SAMPLED at most."""
+    number = min(factors.num_rows, NUM_SAMPLED)
+    rows = np.linspace(0, factors.num_rows - 1, number)
+    return factors.take(np.unique(rows.astype(np.int64)))

@@ -15,6 +15,5 @@ def encoder_of(folder: Path) -> Tested:
     """Of a sentence-transformers folder."""
     settings = EncoderSettings(model=str(folder), pooling="auto", max_length=32, device="cpu")
     encoder = load_for_inference(settings)
-    return Tested(
-        encoder.encode_unit, encoder, pooled=encoder.encode, normalizes=normalizes(folder)
-    )
+    returned = None if normalizes(folder) else encoder.encode
+    return Tested(encoder.encode_unit, encoder, pooled=encoder.encode, returned=returned)

@@ -20,7 +20,7 @@ from stages.evaluate.stage import Evaluate
 from stages.rows import unit_rows
 from stages.train.settings import Objectives, TrainSettings
 from stages.train.student import autocasts
-from tests.support.models import make_sentences
+from tests.support.models import make_model, make_sentences
 
 INFONCE = Objectives.model_validate({"infonce": {}})
 
@@ -87,6 +87,20 @@ def test_bfloat16_where_the_processor_has_it(teacher_folder, has_instructions, m
         has_instructions
     )
     assert not autocasts(TrainSettings(objectives=INFONCE), "cpu")
+
+
+def test_rotary_positions_keep_their_precision(tmp_path, monkeypatch):
+    """In bfloat16 their angles were off by more with every position."""
+    monkeypatch.setattr(cpu, "_is_supported", lambda dtype: True)
+    folder = make_model(
+        tmp_path / "model", kind="Qwen3", num_key_value_heads=1, head_dim=16, pad_token_id=0
+    )
+    settings = EncoderSettings(
+        model=str(folder), pooling="mean", max_length=32, device="cpu", precision="bfloat16"
+    )
+    exact, found = (dict(one(settings).backbone.named_buffers())["rotary_emb.inv_freq"]
+                    for one in (load_encoder, load_for_inference))  # fmt: skip
+    assert found.dtype == torch.float32 and torch.equal(found, exact)
 
 
 def test_how_vectors_are_computed_is_said_by_whoever_loads_a_model(teacher_folder, monkeypatch):

@@ -260,6 +260,17 @@ def test_a_held_out_part_that_leaves_too_little(
         train.stage.check_rows(300)
 
 
+def test_patience_needs_something_to_judge_by(tmp_path, teacher_folder, student_folder):
+    """Of few sentences none are held out, which only their number says."""
+    raw = unlabelled(tmp_path, teacher_folder, student_folder)
+    raw["sentences"].pop("holdout", None)
+    raw["train"]["dev"] = {"patience": 3}
+    stage = make_plan(Recipe.model_validate(raw)).graph["train"].stage
+    stage.check_rows(1000)
+    with pytest.raises(UserError, match="train.dev.patience: of 300 sentences none are held out"):
+        stage.check_rows(300)
+
+
 def test_labels_choose_where_there_are_any(tmp_path, teacher_folder, student_folder):
     raw = tiny(tmp_path, teacher_folder, student_folder)
     recipe = Recipe.model_validate(raw)

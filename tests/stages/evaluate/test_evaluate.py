@@ -17,6 +17,7 @@ from stages.encoder.settings import EncoderSettings
 from stages.encoder.source import EncoderSource
 from stages.errors import UserError
 from stages.evaluate import base, retrieval
+from stages.evaluate.clustering import ClusteringTest
 from stages.evaluate.geometry import GeometrySettings, alignment, score_geometry, uniformity
 from stages.evaluate.relevance import mean_figures
 from stages.evaluate.resampling import Items, interval
@@ -352,6 +353,48 @@ def test_classifiers_see_vectors_that_are_not_scaled(tmp_path, normalize):
         np.testing.assert_allclose(tested.encode(TEXTS), unit_rows(theirs), atol=1e-5)
         returned = unit_rows(theirs) if role == "after" else theirs
         np.testing.assert_allclose(tested.as_returned(TEXTS), returned, atol=1e-5)
+
+
+def test_vectors_of_two_lengths_are_two_figures(tmp_path):
+    """A model without Normalize, as the student's start and as a teacher."""
+    from sentence_transformers.models import Normalize
+
+    def identities(test, *modules, **label):
+        folder = make_pipeline(tmp_path / f"{len(modules)}", pooling("mean"), *modules)
+        source = EncoderSource(EncoderSettings(model=str(folder), pooling="auto", device="cpu"))
+        stages = [Evaluate(test, source, EncoderLabel(role, role, **label), 32)
+                  for role in ("before", "teacher")]  # fmt: skip
+        assert len({one.shares for one in stages}) == 2  # a process loads what it scores
+        return [one.identity({}) for one in stages]
+
+    (tmp_path / "t.tsv").write_text("text\tlabel\n")
+    clustering = ClusteringTest(name="c", path=str(tmp_path / "t.tsv"))
+    before, teacher = identities(clustering)
+    assert before == teacher | {"returned": "scaled"}
+    before, teacher = identities(clustering, Normalize)
+    assert before == teacher
+    before, teacher = identities(Size())  # sees vectors of length 1
+    assert before == teacher
+
+
+def test_cut_vectors_are_returned_as_their_library_cuts_them(tmp_path, monkeypatch):
+    """Once they are scaled."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.models import Normalize
+
+    seen, score = [], Size.score
+    monkeypatch.setattr(
+        Size, "score", lambda self, *args: seen.append(args[0]) or score(self, *args)
+    )
+    folder = make_pipeline(tmp_path, pooling("mean"), Normalize)
+    model = SentenceTransformer(str(folder), device="cpu", truncate_dim=8)
+    source = EncoderSource(EncoderSettings(model=str(folder), pooling="auto", device="cpu"))
+    stage = Evaluate(Size(), source, EncoderLabel("after", "after", dimensions=8), 32)
+    work = SimpleNamespace(say=lambda *_, **__: None, publish=lambda *_: None)
+    stage.make(work, stage.load(work))
+    (tested,) = seen
+    np.testing.assert_allclose(tested.as_returned(TEXTS), model.encode(TEXTS), atol=1e-5)
+    np.testing.assert_allclose(tested.encode(TEXTS), unit_rows(model.encode(TEXTS)), atol=1e-5)
 
 
 def test_retrieval_with_a_vector_that_is_no_number_wins_nothing():

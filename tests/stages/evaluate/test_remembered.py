@@ -35,7 +35,7 @@ def test_a_text_is_embedded_once_for_each_kind():
 
 @pytest.mark.parametrize("most", [0, 2, 3])
 def test_memory_is_bounded_and_vectors_stay_right(most, monkeypatch):
-    monkeypatch.setattr(remembered, "MOST", most)
+    monkeypatch.setattr(remembered, "MOST_BYTES", 8 * most)  # two numbers each
     known = Remembered(Counted())
     for texts in (["a", "bb"], ["a", "ccc"], ["bb", "ccc", "dddd"], ["a"]):
         np.testing.assert_array_equal(known(texts)[:, 0], [len(text) for text in texts])

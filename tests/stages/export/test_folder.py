@@ -15,7 +15,7 @@ from pipeline.store.artifacts import ArtifactStore
 from stages.encoder.model import load_encoder, load_for_inference
 from stages.encoder.settings import EncoderSettings
 from stages.encoder.source import EncoderSource
-from stages.encoder.tokenizer import load_tokenizer
+from stages.encoder.tokenizer import load_tokenizer, save_tokenizer
 from stages.errors import UserError
 from stages.export.card import model_card
 from stages.export.folder import REBUILT, export_student
@@ -149,6 +149,18 @@ def test_a_long_text_is_cut_where_the_tokenizer_cuts_it(tmp_path, side):
     student = SentenceTransformer(str(folder), device="cpu")
     texts = [" ".join(make_sentences(6, seed)) for seed in range(3)]
     np.testing.assert_allclose(student.encode(texts), encoder.encode_unit(texts), atol=1e-5)
+
+
+def test_no_truncation_is_left_in_the_tokenizers_file(tmp_path):
+    """That of the training's own sets, for whoever reads the file alone."""
+    model = make_model(tmp_path / "model")
+    settings = EncoderSettings(model=str(model), pooling="mean", max_length=24, device="cpu")
+    encoder = load_encoder(settings)
+    encoder.encode(make_sentences(3))
+    assert encoder.tokenizer.pretrained.backend_tokenizer.truncation
+    save_tokenizer(encoder.tokenizer.pretrained, tmp_path / "saved")
+    saved = json.loads((tmp_path / "saved/tokenizer.json").read_text())
+    assert saved["truncation"] is None and saved["padding"] is None
 
 
 def test_a_prompt_stands_before_an_empty_text_too(tmp_path):

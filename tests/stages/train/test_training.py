@@ -569,6 +569,18 @@ def test_a_table_that_is_only_to_be_tested_on_chooses_no_checkpoint(tmp_path):
     dev = DevSettings(transfer=[DevTransfer(name="x", path=str(tmp_path / "task.tsv"))])
     with pytest.raises(UserError, match="no split train to choose checkpoints by"):
         dev.check()
+    # nor need there be rows that nothing here reads
+    for there in (["train"], ["train", "dev"]):
+        rows = [f"{row % 2}\ttext {row}\t{there[row % 3 % len(there)]}" for row in range(90)]
+        (tmp_path / "task.tsv").write_text("\n".join(["label\ttext\tsplit", *rows]) + "\n")
+        dev.check()
+        assert {*dev.transfer[0].load()} == {*there}
+    (tmp_path / "task.tsv").write_text("label\ttext\tsplit\n0\tone\tdev\n1\ttwo\tdev\n")
+    with pytest.raises(UserError, match="a split dev and no train"):
+        dev.check()
+    (tmp_path / "task.tsv").write_text("label\ttext\tsplit\n0\tone\tall\n1\ttwo\tall\n")
+    with pytest.raises(UserError, match="no rows with split 'test'; there are: all"):
+        dev.check()
 
 
 def test_workers_share_transfer_tasks_and_their_accuracies(data, student_folder, tasks):

@@ -21,7 +21,7 @@ from stages.train.settings import Objectives, TrainSettings
 from stages.train.stage import Teacher, Train
 from stages.train.student import build_student, save_encoder, widths_of
 from stages.train.student_settings import StudentSettings
-from stages.train.vectors import NUM_SAMPLED, VectorRegressor, _spread, principal_projection
+from stages.train.vectors import NUM_SAMPLED, VectorRegressor, _sampled, principal_projection
 from stages.train.views import TrainingData, view_names
 from tests.support.data import token_rows
 from tests.support.models import make_sentences
@@ -103,6 +103,25 @@ def test_teachers_are_mixed_by_their_weights(teacher):
     assert float(total.detach()) == pytest.approx(
         float((0.25 * parts[0] + 0.75 * parts[1]).sum().detach())
     )
+
+
+@pytest.mark.parametrize("width", [WIDTH, 48])
+def test_a_second_teacher_of_another_space_is_reached_by_a_map(teacher, width):
+    """The student's coordinates are the first one's of its width, wherever that stands; the map
+    between the teachers brings it to the other."""
+    home = teacher(WIDTH)
+    turn = np.linalg.qr(np.random.default_rng(0).normal(size=(width, width)))[0][:WIDTH]
+    rows = np.arange(150)
+    other = SimpleNamespace(
+        num_rows=150, dimension=width, take=lambda rows: (home.take(rows) @ turn).astype(np.float32)
+    )
+    others = [(other, 1.0), (home, 1.0)] if width != WIDTH else [(home, 1.0), (other, 1.0)]
+    module = VectorRegressor(Encoder(), others, VectorRegression(), [WIDTH])
+    u = torch.from_numpy(home.take(rows))
+    factors = [torch.from_numpy(one.take(rows)) for one, _ in others]
+    total, _ = module(Encoder(), AuxiliaryInput(u, u, 1, factors=factors), u)
+    assert float(total.detach()) < 1e-3  # both are met at once: with identities, a mean of 1/2
+    assert sum(one.numel() for one in module.parameters()) == WIDTH * width
 
 
 def test_a_wide_teachers_squared_differences_do_not_count_less(teacher):
@@ -226,9 +245,11 @@ def test_an_encoder_that_may_be_cut_is_turned_to_principal_directions(student_fo
     texts = make_sentences(12)
     before, after = (torch.from_numpy(one.encoder.encode(texts)) for one in (plain, cut))
     torch.testing.assert_close(after @ after.T, before @ before.T, atol=1e-4, rtol=1e-4)
-    for back in cut.auxiliary["vector_regression"].projections:  # whichever teacher it is
-        torch.testing.assert_close(after @ back.weight.detach().T, before, atol=1e-4, rtol=1e-4)
-    vectors = teacher(WIDTH).take(np.arange(150))
+    back, other = (one.weight.detach() for one in cut.auxiliary["vector_regression"].projections)
+    torch.testing.assert_close(after @ back.T, before, atol=1e-4, rtol=1e-4)
+    vectors, others = (teacher(WIDTH, name).take(np.arange(150)) for name in ("teacher", "other"))
+    between = torch.from_numpy(np.linalg.lstsq(vectors, others, rcond=None)[0])
+    torch.testing.assert_close(after @ other.T, before @ between, atol=1e-4, rtol=1e-4)
     _, _, directions = np.linalg.svd(vectors, full_matrices=False)
     np.testing.assert_allclose(
         np.abs(after[:, :8]), np.abs(before.numpy() @ directions[:8].T), atol=1e-4
@@ -342,5 +363,5 @@ def test_without_projection_an_encoder_that_may_be_cut_is_as_it_was(student_fold
 
 
 def test_directions_are_learned_from_rows_of_the_whole_corpus():
-    rows = _spread(10**6)
+    rows = _sampled(SimpleNamespace(num_rows=10**6, take=lambda rows: rows))
     assert len(rows) == NUM_SAMPLED and (rows[0], rows[-1]) == (0, 10**6 - 1)
