@@ -39,8 +39,9 @@ class VectorRegression(Objective):
         "auto",
         description="P, a linear map to the teacher's width, dropped after training. learned: "
         "starts at the leading principal directions of the teacher's vectors. none: the identity. "
-        "auto: learned where widths differ or student.dimensions cut vectors, but for a student "
-        "that keeps its map (student.aligned).",
+        "auto: learned where widths differ or student.dimensions cut vectors, and for all but one "
+        "of several teachers of the student's width; not for a student that keeps its map "
+        "(student.aligned).",
     )
 
     def build(
