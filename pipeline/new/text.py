@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 from stages.errors import UserError
 from stages.sentences.cleaning import clean_text
@@ -281,9 +280,7 @@ class _Counts:
 def _kind(file: Path) -> tuple[SourceKind, bool]:
     if (suffix := suffix_of(file)) and suffix not in SUFFIXES:
         return "text", False  # .log, .md, a version: text if it can be read as such
-    kind = kind_of(file, "text")
-    found: SourceKind = next(one for one in get_args(SourceKind) if one == kind)
-    return found, True
+    return kind_of(file, "text"), True
 
 
 def _check_text(file: Path, told: bool) -> None:

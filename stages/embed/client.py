@@ -65,7 +65,7 @@ class EmbeddingClient(Client[_Batch, Embeddings, Rows]):
         width: int = 0,
     ) -> None:
         super().__init__(settings, key, journal, say, patience, variables, may_pay)
-        self._settings, self._warn = settings, say
+        self._settings = settings
         self._width = width or settings.dimensions or 0
         self._has_split = False
         # whose other rows have the same text, which is asked for once
@@ -171,7 +171,7 @@ class EmbeddingClient(Client[_Batch, Embeddings, Rows]):
             )
         if not self._has_split:
             self._has_split = True
-            self._warn(
+            self._say(
                 f"WARNING: {count} sentences in one request: {about}. It is halved until all are "
                 "answered or the one at fault is found. If none is, such requests are too large "
                 "and all this is slow: lower endpoint.batch_size",

@@ -69,11 +69,11 @@ class AgreementTest(Evaluation):
         result = score_agreement(vectors, factors, self.weights)
         student = vectors @ vectors.T
         teacher = teachers_similarities(list(factors.values()), self.weights)
-        facts = (
-            ("neighbours", neighbours(texts, student, teacher)),
-            ("disagreements", disagreements(texts, student, teacher, BANDS[NEAREST][1])),
-        )
-        return replace(result, facts=(*result.facts, *facts))
+        facts = {
+            "neighbours": neighbours(texts, student, teacher),
+            "disagreements": disagreements(texts, student, teacher, BANDS[NEAREST][1]),
+        }
+        return replace(result, facts={**result.facts, **facts})
 
 
 def agreement_tests(graph: "Graph") -> list[Evaluation]:
@@ -129,7 +129,7 @@ def score_agreement(
         "Near pairs: over the nearest 1% of them. Kendall, NDCG@10, nearest 10: each sentence's "
         "order of all others.",
     )
-    facts = (("num_sentences", len(vectors_ND)),)
+    facts = {"num_sentences": len(vectors_ND)}
     return Result(figures, notes, facts, mean_items("", values | rows))
 
 

@@ -73,7 +73,7 @@ class Result:
 
     figures: list[Figure]
     notes: tuple[str, ...] = ()
-    facts: tuple[tuple[str, Any], ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
     items: Mapping[str, Items] = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict)
 

@@ -82,7 +82,7 @@ def score_classification(
         f"Classification: accuracy x 100 of logistic regressions on {samples} examples a label; "
         f"mean and range of {num_experiments} draws."
     )
-    return Result([figure], (note,), (("num_tested", len(test.labels)),), items)
+    return Result([figure], (note,), {"num_tested": len(test.labels)}, items)
 
 
 def sampled(labels_N: np.ndarray, samples: int, num_experiments: int) -> list[np.ndarray]:

@@ -64,7 +64,7 @@ def score_clustering(name: str, examples: Labelled, encode: Encode, num_seeds: i
     )  # fmt: skip
     note = f"Clustering: V-measure x 100 of k-means; mean and range of {num_seeds} seeds."
     items = Items("mean of repetitions", by_text_NS)
-    facts = (("num_tested", len(examples.texts)),)
+    facts = {"num_tested": len(examples.texts)}
     files = {PLANE: json.dumps(in_plane(vectors, examples)).encode()}
     return Result([figure], (note,), facts, {figure.name: items}, files)
 

@@ -184,7 +184,7 @@ def score_corpus(name: str, corpus: Corpus, tested: Tested) -> Result:
                 found[f"R@{depth}"].append(float((gains[:depth] > 0).sum() / len(gain_of)))
     figures = mean_figures(name, found)
     note = f"Retrieval x 100 from {name}: {len(asked):,} queries, {len(ids):,} documents, exact."
-    facts = (("num_queries", len(asked)), ("num_documents", len(ids)))
+    facts = {"num_queries": len(asked), "num_documents": len(ids)}
     return Result(figures, (note,), facts, mean_items(name, found))
 
 

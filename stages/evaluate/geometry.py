@@ -55,7 +55,7 @@ def score_geometry(pairs: StsSet, positives_above: float, encode: Encode) -> Res
             for name, several in values.items()
         ],
         ("Alignment of pairs that mean the same, uniformity of all: lower is better.",),
-        (("num_positives", int(same.sum())),),
+        {"num_positives": int(same.sum())},
         {name: Items("mean", several) for name, several in values.items()},
     )  # fmt: skip
 

@@ -47,4 +47,4 @@ def score_pairs(name: str, pairs: Labelled, tested: Tested) -> Result:
         f"AP {name}", 100 * items.figure(), interval=limits, percent=True, averaged="pairs"
     )
     note = "Pairs: average precision x 100 of their similarity."
-    return Result([figure], (note,), (("num_pairs", len(similarities)),), {figure.name: items})
+    return Result([figure], (note,), {"num_pairs": len(similarities)}, {figure.name: items})

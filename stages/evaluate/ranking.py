@@ -95,4 +95,4 @@ def score_ranking(name: str, groups: list[Group], tested: Tested, gain: str) -> 
         "KCC, NDCG: Kendall's tau-b and NDCG x 100 of the partners of one sentence, mean over "
         f"sentences ({gain} gain)."
     )
-    return Result(figures, (note,), (("num_groups", len(groups)),), mean_items(name, values))
+    return Result(figures, (note,), {"num_groups": len(groups)}, mean_items(name, values))

@@ -96,5 +96,5 @@ def score_reranking(name: str, queries: list[Candidates], tested: Tested) -> Res
     values = {"MAP": precisions, "MRR@10": ranks}
     figures = mean_figures(name, values)
     note = "Reranking: MAP and MRR@10 x 100 of each query's own candidates."
-    facts = (("num_queries", len(queries)), ("num_candidates", len(texts)))
+    facts = {"num_queries": len(queries), "num_candidates": len(texts)}
     return Result(figures, (note,), facts, mean_items(name, values))

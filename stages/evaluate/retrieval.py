@@ -94,6 +94,6 @@ def score_retrieval(
     return Result(
         [replace(figure, decimals=1) for figure in mean_figures("", values)],
         (f"Retrieval x 100: {what}, among {len(queries):,}.",),
-        (("num_pairs", len(queries)),),
+        {"num_pairs": len(queries)},
         mean_items("", values),
     )

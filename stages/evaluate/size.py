@@ -22,4 +22,4 @@ class Size(Evaluation):
             Figure("layers", tested.model.num_layers, "neither", decimals=0),
             Figure("MB", 4 * number / 1e6, "lower", decimals=0),
         ]
-        return Result(figures, facts=(("parameters", number),))
+        return Result(figures, facts={"parameters": number})

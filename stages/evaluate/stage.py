@@ -202,7 +202,7 @@ class Evaluate(Stage):
             loaded = replace(loaded, encode=_unit(cut), pooled=cut, returned=returned)
         result = self.test.score(replace(loaded, known_as=self.known_as), work)
         measurement = Measurement(self.label, result.figures)
-        stats = measured([measurement], result.notes, **dict(result.facts))
+        stats = measured([measurement], result.notes, **result.facts)
         stats["reads"] = [*self.test.reads]
         stats["test"] = fingerprint(self.test.described())  # identity names ${VARIABLES}
         with tempfile.TemporaryDirectory() as local:

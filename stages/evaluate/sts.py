@@ -77,6 +77,6 @@ def score_sts(pairs: StsSet, tested: Tested, num_bootstrap: int) -> Result:
     return Result(
         [figure],
         ("STS: Spearman x 100.",),
-        (("num_pairs", len(similarities)),),
+        {"num_pairs": len(similarities)},
         {pairs.name: items},
     )

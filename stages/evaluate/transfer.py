@@ -153,7 +153,7 @@ def score_transfer(
     )  # fmt: skip
     note = "Transfer: accuracy x 100 of a linear classifier on frozen vectors."
     items = {name: Items("mean", hits.astype(np.float32))}
-    return Result([figure], (note,), (("num_tested", len(hits)),), items)
+    return Result([figure], (note,), {"num_tested": len(hits)}, items)
 
 
 def learned(splits: dict[str, Labelled]) -> dict[str, Labelled]:

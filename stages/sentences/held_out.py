@@ -28,13 +28,13 @@ class HeldOut:
 
     def __init__(self, settings: SentencesSettings) -> None:
         self._settings = settings
-        self._chosen = self._choose() if settings.holdout_pairs else {}
+        self._chosen = self._choose()
         self._found: dict[int, tuple[str, str]] = {}
         self._sentences: set[str] = set()
 
     def see(self, row: Row) -> None:
         """Keeps the row's pair if it is one of the chosen."""
-        pair = self._pair(row) if self._chosen else None
+        pair = self._pair(row)
         if pair is not None and self._chosen.get(self._key(pair[0])) == self._key(pair[1]):
             self._found[self._key(pair[0])] = pair
             texts = {*pair, *self._cells(row)}

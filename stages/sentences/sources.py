@@ -183,7 +183,7 @@ def suffix_of(file: Path) -> str:
     return next((one for one in reversed(suffixes) if one != ".gz"), "")
 
 
-def kind_of(file: Path, setting: str) -> str:
+def kind_of(file: Path, setting: str) -> SourceKind:
     """The kind of a file by its suffix, looking through .gz."""
     suffix = suffix_of(file) or ".txt"
     kind = SUFFIXES.get(suffix)

@@ -187,7 +187,7 @@ def test_geometry_takes_only_pairs_that_mean_the_same(tmp_path):
     settings = GeometrySettings(name="x", path=str(tmp_path / "sts.tsv"))
     encode = lambda texts, kinds=None: np.array([places[text] for text in texts])  # noqa: E731
     found = score_geometry(load_sts(settings), settings.positives_above, encode)
-    assert dict(found.facts)["num_positives"] == 1  # strictly above 4
+    assert found.facts["num_positives"] == 1  # strictly above 4
     assert values_of(found)["alignment"] == pytest.approx(2.0)
     alone, spread = found.figures  # one pair has no interval
     assert alone.interval is None and spread.interval[0] < spread.value < spread.interval[1]
