@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import platform
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -127,17 +128,7 @@ def files_of(
             neither matters.
     """
     found: list[Path] = []
-    seen = {os.path.realpath(folder)}  # a link may lead to a folder above it
-    for place, folders, files in os.walk(folder, followlinks=True):
-        inner = [
-            name for name in sorted(folders)
-            if deep and not name.startswith(hidden) and not _is_storage(Path(place, name))
-        ]  # fmt: skip
-        folders.clear()
-        for name in inner:
-            if (real := os.path.realpath(Path(place, name))) not in seen:
-                seen.add(real)
-                folders.append(name)
+    for place, files in _walked(folder, deep, hidden):
         found += [Path(place, name) for name in files if not name.startswith(hidden)]
         if setting is not None and len(found) > MOST_FILES:
             raise UserError(f"{setting}: more than {MOST_FILES:,} files in {folder}; name another")
@@ -145,6 +136,26 @@ def files_of(
     if setting is not None and broken is not None:
         raise UserError(f"{setting}: the link {broken} leads nowhere; mend it or take it out")
     return sorted(one for one in found if one.is_file())
+
+
+def _walked(folder: Path, deep: bool, hidden: tuple[str, ...]) -> Iterator[tuple[str, list[str]]]:
+    """The folder and those in it, then those that are linked there, each once under one name; with
+    the names of their files."""
+    seen, todo = set[str](), deque([folder])
+    while todo:
+        for place, folders, files in os.walk(todo.popleft()):
+            real = os.path.realpath(place)
+            inner = [Path(place, name) for name in sorted(folders) if not name.startswith(hidden)]
+            folders.clear()
+            if real in seen:
+                continue
+            seen.add(real)
+            yield place, files
+            for one in inner if deep else ():
+                if one.is_symlink():
+                    todo.append(one)
+                elif not _is_storage(one):
+                    folders.append(one.name)
 
 
 def _is_storage(folder: Path) -> bool:

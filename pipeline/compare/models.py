@@ -14,6 +14,7 @@ from pipeline.run.work import NodeWork
 from pipeline.store.artifacts import ArtifactStore
 from pipeline.store.leases import Leases, run_lease
 from pipeline.store.needs import needs_are_settled, write_needs
+from stages.content import noting
 from stages.contract import EncoderLabel
 from stages.encoder.config import described_in
 from stages.encoder.modules import Pipeline, read_pipeline
@@ -127,11 +128,14 @@ def _nodes(
         called = Path(label.name).name
         stage = Evaluate(test, encoder, label, tests.max_length)
         stage = known_to_mteb(stage, called, lambda one: fingerprint_of(one, one.identity({}), []))
-        identity = stage.identity({})
+        with noting() as reads:
+            identity = stage.identity({})
         title = re.sub(r"[^a-z0-9]+", "-", f"{called}-{test.title}".lower()).strip("-")
         fingerprint = fingerprint_of(stage, identity, [])
         name = f"evaluate:{label.name}:{test.title}"
-        found.append(Node(name, "evaluate", stage, title, identity, "", {}, fingerprint, 0))
+        found.append(
+            Node(name, "evaluate", stage, title, identity, "", {}, fingerprint, 0, tuple(reads))
+        )
     return found
 
 

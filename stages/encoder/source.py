@@ -12,6 +12,7 @@ from stages.encoder.config import (
     check_config,
     default_prompt,
     described_in,
+    is_on_hub,
     model_config,
     once_unseen,
     resolved,
@@ -149,11 +150,16 @@ class EncoderSource(Generic[E]):
 
     def cut_widths(self, widths: Sequence[int]) -> list[int]:
         """Those of the widths that its vectors can be cut to: the widest first, without their own.
+        That of a model of the hub is not known before it is fetched.
 
         Raises:
             UserError: as `config`.
         """
-        return sorted({*widths} - {self.width()}, reverse=True) if widths else []
+        begun: EncoderSource[Any] = self
+        while begun.training is not None:
+            begun = begun.training.student
+        own = self.width() if widths and not is_on_hub(begun.settings) else None
+        return sorted({*widths} - {own}, reverse=True)
 
     def check(self, max_length: int | None = None) -> None:
         """Compares the settings with the model's configuration.

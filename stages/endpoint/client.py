@@ -302,7 +302,7 @@ class Client(ABC, Generic[R, A, Found]):
             reason = await self._failures.failed(reply, request.attempts)
             said = self._endpoint.message(reply.text) if reply.status else ""
             return None if reason is None else self.give_up(request, reason, said)
-        about = await self._failures.refused(reply, request.attempts)
+        about = await self._failures.refused(reply)
         if about is None:
             return None
         return self.give_up(request, f"refused: HTTP {reply.status}", about)
@@ -325,9 +325,13 @@ class Client(ABC, Generic[R, A, Found]):
                     return True
             finally:
                 self._limits.settle(grant, cost)
-            if reply.status != 429 or is_unpaid(reply):
-                return None if _may_pass(reply) else False
-            self._failures.busy(reply)
+            if reply.status == 429 and not is_unpaid(reply):
+                self._failures.busy(reply)
+            elif _may_pass(reply):
+                self._failures.pause(reply)
+                return None
+            else:
+                return False
 
     async def _granted(self, tokens: int) -> Grant:
         """The limits' grant of a probe, before any request's."""

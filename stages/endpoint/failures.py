@@ -66,7 +66,7 @@ class Failures:
         self._settings, self._endpoint, self._limits = settings, endpoint, limits
         self._patience, self._works, self._say = patience, works, say
         self._told = -math.inf
-        self._failed_in_row = self._busy_in_row = self.num_busy = 0
+        self._failed_in_row = self._busy_in_row = self._probes_failed = self.num_busy = 0
         self._busy_since = 0.0
         self.reached = False
         self._probing = asyncio.Lock()
@@ -75,7 +75,7 @@ class Failures:
     def answered(self) -> None:
         """Takes note of an answer."""
         self.reached = True
-        self._failed_in_row = self._busy_in_row = 0
+        self._failed_in_row = self._busy_in_row = self._probes_failed = 0
 
     def busy(self, reply: Reply) -> None:
         """429: all wait, as long as is asked for or longer each time.
@@ -95,9 +95,9 @@ class Failures:
                 f"{self._settings.section}.requests_per_minute or concurrency. {CONTINUES}"
             )
         self._busy_in_row += 1
-        self._pause(reply, self._patience.backoff(self._busy_in_row))
+        self.pause(reply, self._patience.backoff(self._busy_in_row))
 
-    def _pause(self, reply: Reply, otherwise: float) -> None:
+    def pause(self, reply: Reply, otherwise: float = 0.0) -> None:
         """All wait as long as the endpoint asks for, or so many seconds.
 
         Raises:
@@ -133,7 +133,7 @@ class Failures:
         elif reply.status == 200:
             failure = f"its answer is not {self._settings.answer_name}"
         if reply.status != 200:
-            self._pause(reply, 0.0)
+            self.pause(reply)
         self._failed_in_row += 1
         enough = max(20, 2 * self._settings.concurrency)
         if not self.reached:  # requests still go one by one
@@ -154,12 +154,9 @@ class Failures:
             self._failed_in_row, self.reached = 0, True
         return f"failed: {failure}" if exhausted else None
 
-    async def refused(self, reply: Reply, attempts: int) -> str | None:
+    async def refused(self, reply: Reply) -> str | None:
         """What the endpoint says about a request that it will not answer, however often it is sent;
-        None to try it again, where the probe failed.
-
-        Args:
-            attempts: how often this request has failed.
+        None to try it again, where the probe failed, as long as others are answered.
 
         Raises:
             UserError: it is not about the request, but about key, address, account or model.
@@ -178,8 +175,15 @@ class Failures:
                     works = await self._works()
                     if works:
                         self._worked_at = began
-                    elif works is None and attempts < self._settings.max_attempts:
-                        return None
+                    elif works is None:
+                        self._probes_failed += 1
+                        if self._probes_failed < FAILED_BEFORE_STOP:
+                            return None
+                        raise UserError(
+                            f"{url} refuses requests (HTTP {status} {about}), and fails at one "
+                            f"about nothing, {self._probes_failed} times. Check "
+                            f"{self._settings.section}.base_url and the endpoint. {CONTINUES}"
+                        )
             if self._worked_at >= arrived:
                 return about
         if status in (401, 402, 403, 429):

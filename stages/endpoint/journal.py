@@ -30,7 +30,7 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO, Any, Generic, Protocol, TypeVar
 
 from stages.endpoint.spool import Spool
@@ -119,8 +119,11 @@ class Journal(Generic[A]):
         for line in lines:
             try:
                 row = json.loads(line)
-                if "unanswered" in row:
-                    self._spent[row["owner"]].add(Spent(**row["unanswered"]))
+                if "paid" in row:
+                    self._spent[row["owner"]].add(Spent(**row["paid"]))
+                elif "unanswered" in row:  # of an older version, which did not count them here
+                    lost = Spent(**row["unanswered"])
+                    self._spent[row["owner"]].add(replace(lost, unanswered=lost.requests))
                 else:
                     key, answer = bytes.fromhex(row["key"]), self._answer(**row["answer"])
                     self._place[key] = (name, offset, len(line))
@@ -161,8 +164,10 @@ class Journal(Generic[A]):
                 if self._copies is None:
                     # a file without a name: whoever is killed leaves nothing
                     self._copies = tempfile.TemporaryFile()  # noqa: SIM115
-                self._place_of_copy[name] = self._copies.seek(0, os.SEEK_END)
+                place = self._copies.seek(0, os.SEEK_END)
                 self._copies.write(content)
+                self._copies.flush()
+            self._place_of_copy[name] = place
         assert self._copies is not None
         self._copies.seek(self._place_of_copy[name] + offset)
         return self._copies.read(length)
@@ -188,7 +193,7 @@ class Journal(Generic[A]):
         Raises:
             StorageError: as `add`.
         """
-        row = {"owner": self._owner, "unanswered": vars(cost)}
+        row = {"owner": self._owner, "paid": vars(cost)}
         *_, full = self._append(json.dumps(row).encode() + b"\n")
         self._spent[self._owner].add(cost)
         self._kept(full)

@@ -175,11 +175,13 @@ class Evaluate(Stage):
         return Tested(encode, model, pooled=pooled, returned=None if self._scales(work) else pooled)
 
     def _scales(self, work: Work) -> bool:
-        """Whether sentence-transformers scales its vectors to length 1; those of a student once it
-        is exported."""
+        """Whether sentence-transformers scales its vectors to length 1; those of any student once
+        it is exported."""
         if isinstance(self.encoder, WordsSource):
             return False
-        return self._is_student or normalizes(described_in(self.encoder.located(work)))
+        if self._is_student or self.encoder.training is not None:
+            return True
+        return normalizes(described_in(self.encoder.located(work)))
 
     def _loaded(
         self, encoder: EncoderSource[Any] | WordsSource, work: Work

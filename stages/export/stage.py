@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.contract import Artifact, Fingerprinted, Stage, StudentPart, Work
+from stages.encoder.config import default_prompt
 from stages.encoder.modules import read_pipeline
 from stages.encoder.source import EncoderSource
 from stages.export.card import model_card
@@ -43,7 +44,11 @@ class Export(Stage):
 
     def identity(self, inputs: Mapping[str, Fingerprinted]) -> dict[str, Any]:
         found: dict[str, Any] = {"max_length": self.student.settings.max_length}
-        if self.student.settings.prompt and not self.student.has_kinds:
+        assert self.student.training is not None
+        begun = self.student.training.student.settings
+        if not self.student.has_kinds and (
+            begun.prompt or begun.prompt_name or default_prompt(begun)
+        ):
             found["prompts"] = ["default", *KINDS]  # the kinds' were once left out
         return found | ({"ranks.inference_weight": self.rank_weight} if self.corpus else {})
 

@@ -70,7 +70,9 @@ class ChatClient(Client[_Row, Answer, tuple[Any, Outcome]]):
                 return row.ref, outcome
 
     def probe(self) -> dict[str, Any]:
-        return payload(self._settings, "Yes.", []) | {self._settings.answer_limit: 4}
+        body = payload(self._settings, "Yes.", [])
+        # reasoning models refuse a limit that their thoughts may not keep to
+        return body | ({"max_tokens": 4} if "max_tokens" in body else {})
 
     def estimated_tokens(self, body: dict[str, Any]) -> int:
         return estimated_tokens(body)

@@ -1,9 +1,8 @@
 """Rows of Hugging Face data sets, streamed."""
 
-import lzma
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +46,20 @@ def _hub(name: str) -> Iterator[Any]:
     need("hub", f"data set '{name}'")
     import datasets
 
+    # RuntimeError: a script, and (NotImplementedError) a compression that it does not know
+    expected: tuple[type[Exception], ...] = (
+        OSError,
+        ValueError,
+        EOFError,
+        zlib.error,
+        RuntimeError,
+    )
+    with suppress(ImportError):  # some builds of Python lack it
+        import lzma
+
+        expected = (*expected, lzma.LZMAError)
     try:
         yield datasets
-    except (
-        OSError, ValueError, EOFError, zlib.error, lzma.LZMAError,
-        RuntimeError,  # a script, and (NotImplementedError) a compression that it does not know
-    ) as error:  # fmt: skip
+    except expected as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"data set '{name}': cannot be read ({shortened(reason)})") from error

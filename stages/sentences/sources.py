@@ -106,8 +106,9 @@ def read_table(table: Table) -> Iterator[Row]:
 
 
 def text_columns(file: Path, kind: str) -> list[str]:
-    """Columns of a table's file that may hold text; of JSON lines, the keys of the first FIRST_ROWS
-    whose first value is a text, or that hold null alone. [] for a text file, which has none.
+    """Columns of a table's file that may hold text; of JSON lines, the keys that hold one
+    in the first row, or nothing but texts and null in the first FIRST_ROWS. [] for a text file,
+    which has none.
 
     Raises:
         UserError: a broken file; with its place.
@@ -127,12 +128,14 @@ def text_columns(file: Path, kind: str) -> list[str]:
         if isinstance(line, str) and line.strip()
     )  # fmt: skip
     if kind == "jsonl":
-        first_of: dict[str, object] = {}
-        for number, line in itertools.islice(lines, FIRST_ROWS):
+        begun: set[str] = set()  # keys that hold a text in the first row
+        holds: dict[str, bool] = {}
+        for place, (number, line) in enumerate(itertools.islice(lines, FIRST_ROWS)):
             for key, value in _json_object(line, f"{file}, line {number}").items():
-                if first_of.get(key) is None:
-                    first_of[key] = value
-        return [key for key, value in first_of.items() if isinstance(value, str | None)]
+                if place == 0 and isinstance(value, str):
+                    begun.add(key)
+                holds[key] = holds.get(key, True) and isinstance(value, str | None)
+        return [key for key, texts in holds.items() if texts or key in begun]
     if kind in ("tsv", "csv"):
         first = next(lines, (1, ""))[1]
         try:

@@ -227,6 +227,11 @@ def test_a_key_that_holds_no_text_later_on_is_no_column_of_text(tmp_path):
     rows = [{"question": "Is it?", "votes": None}, {"question": "It is.", "votes": 3}]
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
     assert find_source(str(tmp_path / "t.jsonl"), {}).chosen == {"--column": "question"}
+    # nor one that comes later, and is both
+    rows = [{"content": f"{n} It is so."} for n in range(9)]
+    rows[1]["note"], rows[2]["note"] = "see below", 5
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert find_source(str(tmp_path / "t.jsonl"), {}).columns == ("content",)
     # but what began as text and is none later on is said, with its place
     rows = [{"title": "A", "text": "It is so."}, {"title": "B", "text": 2020}]
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))

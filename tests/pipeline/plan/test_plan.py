@@ -364,6 +364,27 @@ def test_an_encoders_tests_are_divided_among_processes_by_their_files(stale, tin
     assert stale("evaluate.processes=2") == set()
 
 
+def test_what_exports_say_is_their_identity(tmp_path, tiny_recipe):
+    """Prompts of queries and documents were once left out, where there are any."""
+
+    def export(*changes):
+        recipe = write_recipe(tmp_path / "r.yaml", tiny_recipe(*changes))
+        return build_graph(load_recipe(recipe)).nodes["export"]
+
+    plain, prompted = export(), export("student.prompt='a cat: '")
+    assert prompted.identity == plain.identity | {"prompts": ["default", "query", "document"]}
+
+
+def test_widths_of_models_of_the_hub_need_no_hub(tmp_path, tiny_recipe, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: 1 / 0)
+    recipe = tiny_recipe(
+        "student.dimensions=[32,16]", "student.head=none", "student.model=a/b",
+        "evaluate.speed=false", "train.objectives={vector_regression: {}}",
+    )  # fmt: skip
+    nodes = build_graph(load_recipe(write_recipe(tmp_path / "r.yaml", recipe))).nodes
+    assert nodes["export"].stage.widths == (32, 16)
+
+
 def test_the_whole_width_among_the_dimensions_is_no_second_student(tmp_path, tiny_recipe):
     """The tiny student's is 32."""
     recipe = tiny_recipe("student.dimensions=[32,16]", "student.head=none", "evaluate.speed=false",

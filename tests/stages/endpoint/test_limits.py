@@ -102,6 +102,14 @@ def test_requests_in_flight_count_against_the_budget(budget, requests):
     assert limits.exceeded(40) == next(iter(budget))
 
 
+def test_lost_requests_of_older_journals_are_told_as_such(tmp_path):
+    lost = {"requests": 1, "prompt_tokens": 5, "answer_tokens": 7, "unanswered": 0}
+    (tmp_path / "answers").mkdir()
+    (tmp_path / "answers/old.jsonl").write_text(json.dumps({"owner": "me", "unanswered": lost}))
+    journal = Journal(Root(str(tmp_path)), "answers", "me", Answer)
+    assert journal.spent() == Spent(1, 5, 7, unanswered=1)
+
+
 def test_the_journal_finds_answers_of_others_and_skips_torn_lines(tmp_path):
     root = Root(str(tmp_path))
     mine, theirs = Journal(root, "answers", "me", Answer), Journal(root, "answers", "them", Answer)

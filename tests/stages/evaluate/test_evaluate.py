@@ -377,6 +377,22 @@ def test_vectors_of_two_lengths_are_two_figures(tmp_path):
     assert before == teacher
 
 
+def test_a_recipes_student_is_scaled_wherever_it_is_tested(tmp_path):
+    """Its own folder need not say so: a table's does not."""
+    from sentence_transformers.models import Normalize
+
+    folder = make_pipeline(tmp_path, pooling("mean"))
+    assert Normalize.__name__ not in (folder / "modules.json").read_text()
+    made = SimpleNamespace(folder_path=lambda name: folder)
+    work = SimpleNamespace(say=lambda *_, **__: None, input=lambda name: made)
+    settings = EncoderSettings(model="recipe:a.yaml", pooling="auto", device="cpu")
+    training = SimpleNamespace(output_config=lambda: {"num_hidden_layers": 1})
+    source = EncoderSource(settings, training)
+    for role in ("teacher", "after"):
+        tested = Evaluate(Size(), source, EncoderLabel(role, role), 32).load(work)
+        np.testing.assert_allclose(np.linalg.norm(tested.as_returned(TEXTS), axis=1), 1, atol=1e-5)
+
+
 def test_cut_vectors_are_returned_as_their_library_cuts_them(tmp_path, monkeypatch):
     """Once they are scaled."""
     from sentence_transformers import SentenceTransformer

@@ -1,6 +1,7 @@
 """Endpoints that refuse or mind a sentence, keys, and a server that nobody here wrote."""
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from pydantic import SecretStr
 
@@ -129,9 +131,29 @@ def test_a_sentence_that_the_endpoint_minds_is_rejected_alone(serve, tmp_path, s
 
 def test_a_probe_that_never_comes_through_ends(serve, tmp_path):
     server = serve(lambda sentence, *_: Reply("no", 400) if sentence else Reply("down", 503))
-    with pytest.raises(UserError, match="refuses all requests now: HTTP 400 no. Check .*extra"):
-        ask(server, tmp_path, ["N 1"], max_attempts=3)
-    assert len(server.bodies) == 3
+    with pytest.raises(
+        UserError, match=r"refuses requests \(HTTP 400 no\), and fails at one .*base"
+    ):
+        ask(server, tmp_path, ["N 1"])
+    assert len(server.bodies) == 5
+
+
+def test_a_probe_that_fails_while_others_are_answered_is_asked_again(serve, tmp_path):
+    """However often; and as late as the endpoint asks for."""
+    times = []
+
+    def behave(sentence, nth, total):
+        if sentence:
+            return Reply("not that", 400) if sentence == "N 7" else Reply(rewrite_of("N"))
+        times.append(time.monotonic())
+        late = len(times) < 3
+        return Reply("down", 503, {"Retry-After": "0.3"}) if late else Reply("yes")
+
+    found = ask(
+        serve(behave), tmp_path, [f"N {n}" for n in range(200)], concurrency=2, max_attempts=1
+    )
+    assert [text for text, one in found.items() if one.reason] == ["N 7"]
+    assert np.diff(times).min() > 0.29
 
 
 def test_probes_are_requests_of_the_stage(serve, tmp_path):
@@ -159,11 +181,15 @@ def test_probes_are_requests_of_the_stage(serve, tmp_path):
 
 def test_what_reasoning_models_want_is_sent(serve, tmp_path):
     """OpenAI's refuse max_tokens."""
-    server = serve(lambda sentence, *_: Reply(rewrite_of(sentence)))
-    server.about = lambda body: "N" if body["max_completion_tokens"] > 4 else ""
-    ask(server, tmp_path, ["N"], answer_limit="max_completion_tokens", max_answer_tokens=2000)
-    (body,) = server.bodies
-    assert body["max_completion_tokens"] == 2000 and "max_tokens" not in body
+    server = serve(lambda about, *_: Reply("no", 400) if about == "N 1" else Reply(rewrite_of("N")))
+    server.about = lambda body: re.search(r"Sentence: (.*)", body["messages"][0]["content"])[
+        1
+    ].replace("Yes.", "")
+    names = ["N 0", "N 1", "N 2"]
+    found = ask(server, tmp_path, names, answer_limit="max_completion_tokens")
+    assert found["N 1"].reason and not found["N 2"].reason
+    assert {body["max_completion_tokens"] for body in server.bodies} == {256}
+    assert not any("max_tokens" in body for body in server.bodies)
 
 
 def test_a_key_that_is_a_common_word_changes_no_answer(serve, tmp_path, monkeypatch):

@@ -93,8 +93,15 @@ def test_linked_folders_are_read_each_folder_once(tmp_path):
         (tmp_path / link).symlink_to(tmp_path / to)
     settings = SentencesSettings(path=str(tmp_path / "texts"))
     files = [*settings.identity("sentences")["path"]["files"]]
-    assert files == ["a.txt", "far/b.txt", "far/other/e.txt", "z/d.txt"]
+    assert files == ["a.txt", "far/b.txt", "far/c/d.txt", "far/other/e.txt"]
     assert sorted(build(path=str(tmp_path / "texts"))[0]) == sorted(sentences)
+    # a link to what is there anyway changes nothing
+    (tmp_path / "other/latest").symlink_to(tmp_path / "other/part")
+    (tmp_path / "other/part").mkdir()
+    (tmp_path / "other/part/f.txt").write_text("One more sentence of a part.\n")
+    (tmp_path / "other/far").unlink()
+    found = SentencesSettings(path=str(tmp_path / "other")).identity("sentences")["path"]["files"]
+    assert [*found] == ["e.txt", "part/f.txt"]
 
 
 def test_a_local_hugging_face_folder_is_a_source(tmp_path):
