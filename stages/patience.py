@@ -57,7 +57,7 @@ class Patience:
     def __init__(self, name: str) -> None:
         self._name = name
         self._answered = KNOWN in os.environ
-        self._whole = _chosen_seconds()
+        _chosen_seconds()  # said at once where it is none
 
     def ask(self, request: Callable[[], T]) -> T:
         """The answer. A request must be one that does no harm when it is made twice.
@@ -90,7 +90,8 @@ class Patience:
                 return answer
 
     def _seconds(self) -> float:
-        return self._whole if self._answered else min(self._whole, FIRST_SECONDS)
+        whole = _chosen_seconds()
+        return whole if self._answered else min(whole, FIRST_SECONDS)
 
     def _say(self, text: str) -> None:
         line = f"storage {self._name} {text}"
