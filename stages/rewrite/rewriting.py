@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 ANSWERS = "answers"  # folder of the journal of chat models' answers, shared by all recipes
 # What vLLM, which answers each sentence once and costs nothing a request, does not heed
-LIMITS = ("budget", "requests_per_minute", "tokens_per_minute", "max_answers", "base_url",
-          "concurrency", "timeout_seconds", "max_attempts", "answer_limit")  # fmt: skip
+LIMITS = ("budget", "requests_per_minute", "tokens_per_minute", "max_answers", "answer_limit")
 Ref = tuple[int, int]  # shard, place
 Sentence = tuple[Ref, str]
 

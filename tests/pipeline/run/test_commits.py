@@ -99,7 +99,7 @@ def test_a_data_set_of_the_hub_is_read_at_one_commit(place, student_folder, monk
     def dataset_info(hub, name, revision):
         return SimpleNamespace(sha={"some/text": NEW, "some/pairs": OLD}[name])
 
-    def load(name, *, revision, **how):
+    def load(name, config, *, revision, **how):
         asked.append((name, revision))
         return iter([{"text": line} for line in make_sentences(40)])
 

@@ -275,8 +275,7 @@ def test_extra_fields_cannot_go_round_the_limits(name):
     ("changes", "message"),
     [
         ({"engine_options": {"max_model_len": 2048}}, "engine_options are vLLM's"),
-        ({"engine": "vllm", "base_url": "http://here:80/v1"}, "base_url is of endpoints"),
-        ({"engine": "vllm", "concurrency": 4}, "concurrency is of endpoints"),
+        ({"engine": "vllm", "answer_limit": "max_completion_tokens"}, "answer_limit is of endpoi"),
         ({"key_variable": "sk-proj-PLANTED"}, "no name of an environment variable"),
         ({"key_variable": ""}, "no name of an environment variable"),
     ],
