@@ -94,7 +94,6 @@ class Client(ABC, Generic[R, A, Found]):
         # requests taken and not finished, tasks that send one, requests on their way
         self._open = self._tasks = self._in_flight = 0
         self._done = 0
-        self._probe_waits = False  # for the limits, which requests leave it
         self._fatal: Exception | None = None
         self._last_line = time.monotonic()
 
@@ -244,7 +243,7 @@ class Client(ABC, Generic[R, A, Found]):
                     "far. Raise it and run again to continue; nothing is paid twice."
                 )
             most = self._asked.concurrency if self._failures.reached else 1
-            free = short is None and self._in_flight < most and not self._probe_waits
+            free = short is None and self._in_flight < most
             if free and not self._may_pay():
                 delay = max(delay, SECONDS_BETWEEN_LOOKS)
             if free and delay <= 0:
@@ -334,20 +333,15 @@ class Client(ABC, Generic[R, A, Found]):
                 return False
 
     async def _granted(self, tokens: int) -> Grant:
-        """The limits' grant of a probe, before any request's."""
-        self._probe_waits = True
-        try:
-            while True:
-                self._changed.clear()
-                if self._fatal is not None:  # many may have waited for their turn to ask
-                    raise self._fatal
-                if (delay := self._limits.wait(tokens)) <= 0:
-                    return self._limits.take(tokens)
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), delay)
-        finally:
-            self._probe_waits = False
-            self._changed.set()
+        """The limits' grant of a probe."""
+        while True:
+            self._changed.clear()
+            if self._fatal is not None:  # many may have waited for their turn to ask
+                raise self._fatal
+            if (delay := self._limits.wait(tokens)) <= 0:
+                return self._limits.take(tokens)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), delay)
 
     def _read(self, reply: Reply, body: dict[str, Any]) -> A | None:
         """`read`; an answer that ends the run is charged too, as whoever starts it again and again

@@ -157,8 +157,7 @@ def test_a_probe_that_fails_while_others_are_answered_is_asked_again(serve, tmp_
 
 
 def test_probes_are_requests_of_the_stage(serve, tmp_path):
-    """They keep to the rate, and cost what they cost; one tells about all that were refused
-    before it."""
+    """They keep to the rate, and cost what they cost."""
     times, probes = [], []
 
     def behave(sentence, nth, total):
@@ -177,6 +176,39 @@ def test_probes_are_requests_of_the_stage(serve, tmp_path):
     spent = Journal(Root(str(tmp_path)), "answers", "me", Answer).spent()
     paid = 30 + len(probes)
     assert spent == Spent(paid, 50 * paid, 20 * paid)
+
+
+def test_a_probe_that_waits_for_the_rate_has_its_turn_among_requests(serve, tmp_path):
+    """Also while answers take longer than the rate's moments are apart."""
+    probes = []
+
+    def behave(sentence, nth, total):
+        if not sentence:
+            probes.append(total)
+        if sentence == "N 3":
+            return Reply("no", 400)
+        later = threading.Event()
+        threading.Timer(0.3, later.set).start()
+        return Reply(rewrite_of("N"), hold=later)
+
+    ask(serve(behave), tmp_path, [f"N {n}" for n in range(80)], requests_per_minute=2400)
+    assert probes == [probes[0]] and probes[0] < 20
+
+
+def test_one_probe_tells_about_all_that_were_refused_before_it(serve, tmp_path):
+    all_sent, probes = threading.Event(), []
+
+    def behave(sentence, nth, total):
+        if not sentence:
+            probes.append(total)
+            return Reply("yes")
+        if total == 17:
+            all_sent.set()
+        return Reply("no", 400, hold=all_sent) if total > 1 else Reply(rewrite_of(sentence))
+
+    found = ask(serve(behave), tmp_path, [f"N {n}" for n in range(17)], concurrency=16)
+    assert sum(one.reason is not None for one in found.values()) == 16
+    assert 0 < len(probes) < 6
 
 
 def test_what_reasoning_models_want_is_sent(serve, tmp_path):
