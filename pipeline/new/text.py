@@ -182,9 +182,8 @@ def look(source: Source) -> Text:
     usable = [text for text in cleaned if seen.shortest <= len(text) <= seen.longest]
     seen.check(bool(usable))
     num_sentences = seen.num_distinct
-    if (
-        split or seen.num_texts > HASHED
-    ):  # the sample is of all, and of what is cut knows the lengths
+    if split or seen.num_texts > HASHED:
+        # the sample is of all, and of what is cut knows the lengths
         share = len(usable) / len(seen.sample)
         num_sentences = round(len(seen.hashes) / seen.num_hashed * seen.num_texts * share)
     num_held_out = int(HELD_OUT_SHARE * len(seen.paired) / 2)

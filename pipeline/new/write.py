@@ -177,7 +177,7 @@ def _notes(found: Proposal) -> dict[str, dict[str, str]]:
         "evaluate": {
             "speed": "side by side with this teacher it would take too long",
             "max_length": "the model has no more positions"
-            if found.teacher.positions and found.teacher.positions < found.lengths.teacher
+            if _evaluate(found).get("max_length") == found.teacher.positions
             else "in tests and when exported: as much of a text as the teacher reads",
         },
     }  # fmt: skip

@@ -235,6 +235,8 @@ def test_a_table_of_queries_and_documents(folder, quick, teacher_folder, capsys)
     recipe = load_recipe("longer.yaml")
     assert recipe.evaluate.max_length == recipe.teachers[0].max_length > 128
     assert recipe.student.max_length == 128
+    reasons = [(folder / f"{name}.yaml").read_text().splitlines()[-1] for name in ("t", "longer")]
+    assert "no more positions" in reasons[0] and "as much of a text" in reasons[1]
 
 
 def test_lengths_have_room_for_the_prompts_of_queries(folder, quick, capsys):
