@@ -67,6 +67,14 @@ def trials(
     ]  # fmt: skip
 
 
+def at_rates(known: Sequence[Trial], rates: Sequence[str]) -> list[Trial]:
+    """The same settings with other learning rates."""
+    bare = dict.fromkeys(
+        tuple(one for one in trial if not one.startswith("train.learning_rate=")) for trial in known
+    )
+    return [[*one, f"train.learning_rate={rate}"] for one, rate in product(bare, rates)]
+
+
 def by_rate(objectives: dict[str, Any]) -> list[Trial]:
     return trials(lambda _: objectives, [None], NINE_RATES)
 
@@ -158,6 +166,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--layers", nargs="+", default=["3", "[0, 1, 2]", "2", "1"])
+    parser.add_argument("--rates", nargs="+", help="learning rates instead of each method's own")
     options = parsed(parser, "benchmarks/student_quality.jsonl")
     shared = prepared(options.steps, options.batch_size, options.storage)
     with one_thread_each(options.processes) as pool:
@@ -199,7 +208,11 @@ def table(options: argparse.Namespace, shared: list[str], kept: Kept, pool: Exec
     }.items():
         found = kept.once(name, partial(tested, recipe, settings))
         print(f"{name:<48}{over_seeds([found])}", flush=True)
-    tried = [(name, trial) for name in options.methods for trial in METHODS[name]]
+    tried = [
+        (name, trial)
+        for name in options.methods
+        for trial in (at_rates(METHODS[name], options.rates) if options.rates else METHODS[name])
+    ]
     changes = [[*shared, *trial, "train.seed=0"] for _, trial in tried]
     scores = pool.map(partial(trained, kept, whole=False), changes)
     best: dict[str, tuple[float, Trial]] = {}

@@ -150,7 +150,9 @@ def _encode(options: argparse.Namespace) -> int:
     if target.suffix != ".npy":
         raise UserError(f"encode: vectors are written as .npy; give {target}.npy, or another name")
     texts = _lines(options.text)
-    model = load_student(options.model, options.rank_weight)
+    model = load_student(options.model, options.rank_weight, options.precision)
+    if options.precision != "float32" or "WARNING" in model.encoder.arithmetic:
+        print(model.encoder.arithmetic, file=sys.stderr)
     if options.kind and not model.encoder.settings.prompts:
         print(
             f"WARNING: {options.model} has no prompts, so --kind changes nothing", file=sys.stderr
@@ -232,6 +234,10 @@ def _parser() -> argparse.ArgumentParser:
     encode.add_argument(
         "--kind", choices=KINDS, help="encode the lines as queries, or as documents: each kind "
         "has a prompt of its own",
+    )  # fmt: skip
+    encode.add_argument(
+        "--precision", choices=("float32", "bfloat16", "float16"), default="float32",
+        help="type to compute in: bfloat16 is faster where the hardware has it, and less exact",
     )  # fmt: skip
     encode.set_defaults(command=_encode)
     add_compare(commands)

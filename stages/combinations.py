@@ -111,7 +111,7 @@ def _check_baselines(recipe: "Recipe") -> None:
     baselines = [one.name for one in recipe.evaluate.baselines]
     names = [*baselines, *(teacher.name for teacher in recipe.teachers)]
     for name in baselines:
-        if names.count(name) > 1 or name in ("before", "after"):
+        if names.count(name) > 1 or name.partition("+")[0] in ("before", "after"):
             raise ValueError(f"the name '{name}' of a baseline is taken; choose another")
 
 

@@ -154,6 +154,11 @@ def test_the_student_loads_as_a_search_model(made, tmp_path, capsys):
     assert main(["encode", str(model), *files, "--kind", "document"]) == 0
     np.testing.assert_allclose(np.load(files[1]), found["document"], atol=1e-6)
     assert capsys.readouterr().err == ""
+    narrow = [*files, "--kind", "document", "--precision", "bfloat16"]
+    assert main(["encode", str(model), *narrow]) == 0
+    told = capsys.readouterr().err  # how that was computed
+    error = np.abs(np.load(files[1]) - found["document"]).max()
+    assert error < 1e-6 if "no instructions for bfloat16" in told else 1e-6 < error < 0.05
     bare = str(make_pipeline(tmp_path / "bare", pooling("mean")))
     assert main(["encode", bare, *files, "--kind", "document"]) == 0
     assert "has no prompts, so --kind changes nothing" in capsys.readouterr().err

@@ -41,6 +41,8 @@ def test_run_makes_everything_once_and_only_what_changed_again(sentray, tiny_rec
     assert "student after" in out
     before = made(recipe["storage"])
     assert len([name for name in before if name.endswith("manifest.json")]) == 12
+    card = Path(recipe["storage"]) / "students/tiny/README.md"
+    told = card.read_text()
 
     # a second run does nothing, quickly because neither torch nor Ray is imported
     code = (
@@ -53,6 +55,7 @@ def test_run_makes_everything_once_and_only_what_changed_again(sentray, tiny_rec
     )  # fmt: skip
     assert "nothing to do" in again.stdout
     assert made(recipe["storage"]) == before
+    assert card.read_text() == told
 
     # a teacher's setting: its factors and what follows are stale, sentences and tokens are not
     change = "teachers.0.max_length=24"
@@ -83,6 +86,11 @@ def test_run_makes_everything_once_and_only_what_changed_again(sentray, tiny_rec
     shutil.rmtree(link)
     assert "nothing to do" in sentray("run", file)
     assert (link / "model.safetensors").is_file()
+
+    # what is gone and was needed for what is there is not made again, nor missed
+    shutil.rmtree(Path(recipe["storage"]) / "sentences")
+    sentray("run", file, "--force", "evaluate:after:made-up")
+    assert not (Path(recipe["storage"]) / "sentences").exists()
 
     # execution settings are not identity: nothing to do
     for change in ("student.tokens_per_batch=64", "train.checkpoint_every_steps=3"):

@@ -76,8 +76,17 @@ def make_scheduler(search: Search) -> TrialScheduler:
         )
     if settings.scheduler == "median":
         never: Any = math.inf  # it would pause trials for which there are too few others
-        return MedianStoppingRule(grace_period=grace, min_time_slice=never, **common)
+        return _Median(grace_period=grace, min_time_slice=never, **common)
     return FIFOScheduler()
+
+
+class _Median(MedianStoppingRule):
+    """Ray's rule asks the last result of each trial for what those have not that may not be stopped
+    (second seeds), or that failed."""
+
+    def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
+        if result.keys() >= {self._time_attr, self._metric}:
+            super().on_trial_complete(tune_controller, trial, result)
 
 
 class _EarlierTrial:

@@ -1,6 +1,5 @@
 """Encoders tested without a recipe, in this process; what was measured is found again."""
 
-import re
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from typing import Any
 from pipeline.plan.graph import Node, fingerprint_of
 from pipeline.report.differences import with_differences
 from pipeline.report.figures import Results, collect_from
+from pipeline.run.commits import commits_beside
 from pipeline.run.work import NodeWork
 from pipeline.store.artifacts import ArtifactStore
 from pipeline.store.leases import Leases, run_lease
@@ -17,6 +17,7 @@ from pipeline.store.needs import needs_are_settled, write_needs
 from stages.content import noting
 from stages.contract import EncoderLabel
 from stages.encoder.config import described_in
+from stages.encoder.hub import reading
 from stages.encoder.modules import Pipeline, read_pipeline
 from stages.encoder.settings import EncoderSettings
 from stages.encoder.source import EncoderSource
@@ -24,7 +25,7 @@ from stages.errors import UserError
 from stages.evaluate.base import Evaluation
 from stages.evaluate.baselines import WordsSource
 from stages.evaluate.settings import EvaluateSettings
-from stages.evaluate.stage import Evaluate, known_to_mteb
+from stages.evaluate.stage import Evaluate, known_to_mteb, slug
 from stages.fields import RECIPE_PREFIX
 
 Out = Callable[[str], None]
@@ -69,17 +70,19 @@ def evaluate_models(
         raise UserError(f"{' '.join(models)}: one of them is there twice; name each once")
     folders = {name: store.folder(node.kind, node.title, node.fingerprint)
                for name, node in by_name.items()}  # fmt: skip
-    if all(map(store.manifest, folders.values())):
+    manifests = {name: store.manifest(folder) for name, folder in folders.items()}
+    if all(manifests.values()):
         return with_differences(store, collect_from(store, by_name, folders))
     store.check_writable()
-    for node in nodes:
-        if store.manifest(folders[node.name]) is None:
+    lacking = [node for node in nodes if manifests[node.name] is None]
+    with (
+        reading(commits_beside(manifests.values(), lacking)),
+        _needed(store, list(folders.values()), out),
+    ):
+        for node in lacking:
             node.stage.check()
-    with _needed(store, list(folders.values()), out):
         loaded: dict[str, Any] = {}
-        for node in nodes:
-            if store.manifest(folders[node.name]) is not None:
-                continue
+        for node in lacking:
             work = NodeWork(node, storage, folders[node.name], {}, tell=_told(node, out))
             if node.stage.shares not in loaded:
                 loaded = {node.stage.shares: node.stage.load(work)}  # one model is in memory
@@ -130,7 +133,7 @@ def _nodes(
         stage = known_to_mteb(stage, called, lambda one: fingerprint_of(one, one.identity({}), []))
         with noting() as reads:
             identity = stage.identity({})
-        title = re.sub(r"[^a-z0-9]+", "-", f"{called}-{test.title}".lower()).strip("-")
+        title = slug(f"{called}-{test.title}")
         fingerprint = fingerprint_of(stage, identity, [])
         name = f"evaluate:{label.name}:{test.title}"
         found.append(

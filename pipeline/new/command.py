@@ -126,8 +126,11 @@ def _model(given: str | None, ask: Ask) -> tuple[str, str]:
 def _layers(given: str, total: int) -> int | None:
     if given == "auto":
         return None
-    if not given.isdecimal() or len(given) > 9 or int(given) > total:
-        raise UserError(f"--layers {given}: give auto, or a number from 0 to {total}")
+    if not given.isdecimal() or len(given) > 9 or int(given) >= total:
+        raise UserError(
+            f"--layers {given}: give auto, or a number from 0 to {total - 1}; all {total} are the "
+            "teacher itself"
+        )
     return int(given)
 
 

@@ -123,8 +123,9 @@ def fit(
     timed = _sections(teacher, 1, lengths, "float32", 2).teacher
     speed = measure_teacher(TeacherSettings(**timed, **prompted), text.sample)
     machine = look_at_machine()
-    half = max(1, math.ceil(teacher.layers / 2))
-    tried = dict.fromkeys([half, 1, 0] if layers is None else [layers])
+    half = math.ceil(teacher.layers / 2)
+    fewer = [kept for kept in (half, 1, 0) if kept < teacher.layers]
+    tried = dict.fromkeys(fewer if layers is None else [layers])
     needed: dict[int, tuple[float, float]] = {}
     for kept in tried:
         batch = batch_size((LAYERED if kept else STATIC)[1], text.num_sentences)

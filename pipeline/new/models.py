@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from stages.encoder.config import described_in, num_layers, num_positions, state_width
-from stages.encoder.files import read_json
+from stages.encoder.config import config_in, described_in, num_layers, num_positions, state_width
 from stages.encoder.modules import read_pipeline
 from stages.encoder.settings import PACKAGE_PREFIX, EncoderSettings
 from stages.errors import UserError
@@ -71,7 +70,7 @@ def read_teacher(model: str) -> Teacher:
             f"--teacher {model}: it can teach, but the student is to be cut from it, and it has "
             f"{why}. Choose another teacher, or write the recipe with a student of another model"
         )
-    config, pipeline = read_json(folder / "config.json"), read_pipeline(folder)
+    config, pipeline = config_in(folder), read_pipeline(folder)
     return Teacher(
         model,
         num_layers(config),
@@ -83,7 +82,7 @@ def read_teacher(model: str) -> Teacher:
 
 def _not_to_be_cut(folder: Path) -> str:
     """What a model has that no student can be cut from; "" where one can."""
-    config, unknown = read_json(folder / "config.json"), read_pipeline(folder).unknown
+    config, unknown = config_in(folder), read_pipeline(folder).unknown
     if unknown:
         return unknown
     if config.get("is_encoder_decoder"):
@@ -94,9 +93,10 @@ def _not_to_be_cut(folder: Path) -> str:
 
 
 def _is_usable(folder: Path) -> bool:
-    """Whether a student can be cut from a model that nobody asked for: not where it is broken."""
+    """Whether a student can be cut from a model that nobody asked for: not where it is broken, nor
+    where it may need code of its own."""
     try:
-        return not _not_to_be_cut(folder)
+        return not (_not_to_be_cut(folder) or "auto_map" in config_in(folder))
     except UserError:
         return False
 

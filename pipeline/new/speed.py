@@ -25,8 +25,10 @@ ENOUGH_SECONDS, MOST_ROUNDS, MOST_STEPS = 3.0, 5, 8
 MOST_TEXTS, SHORT_SECONDS = 1024, 0.3
 # Text is read this far to find how long it is.
 MOST_TOKENS = 512
-# bfloat16 must be so many times as fast as float32 to be chosen on a CPU.
-LEAST_GAIN = 1.1
+# bfloat16 must be so many times as fast as float32 to be chosen, and similarities of its vectors
+# be so near to float32's (root mean square): MiniLM's differ by 0.0005, and students do not notice
+# (docs/results.md); a factor of ten is not known to be harmless.
+LEAST_GAIN, MOST_ERROR, COMPARED_TEXTS = 1.1, 0.005, 64
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class TeacherSpeed:
     """What embedding takes.
 
     seconds: of a sentence. single: in float32, as the comparison at a run's end has it. load: of
-    the model. precision: the faster one; gain: how many times as fast it is as float32.
+    the model. precision: the one chosen; gain: how many times as fast as float32 bfloat16 is;
+    error: root mean square of what it changes of similarities.
     """
 
     seconds: float
@@ -51,6 +54,7 @@ class TeacherSpeed:
     load: float
     precision: str
     gain: float
+    error: float
 
 
 @dataclass(frozen=True)
@@ -99,11 +103,13 @@ def measure_lengths(teacher: Teacher, texts: Sequence[str], prompt: str | None) 
 
 
 def measure_teacher(teacher: TeacherSettings, texts: Sequence[str]) -> TeacherSpeed:
-    """Times embedding in float32 and, in turn, in bfloat16.
+    """Times embedding in float32 and, in turn, in bfloat16, and compares what comes of it.
 
     Raises:
         UserError: the model cannot be loaded.
     """
+    import numpy as np
+
     from stages.embed.embedder import Embedder
 
     embed, load = {}, 0.0
@@ -115,8 +121,10 @@ def measure_teacher(teacher: TeacherSettings, texts: Sequence[str]) -> TeacherSp
         embed[precision](texts[:2])  # makes ready
     taken = _in_turn(embed, texts)
     gain = taken["float32"] / taken["bfloat16"]
-    chosen = "bfloat16" if gain >= LEAST_GAIN else "float32"
-    return TeacherSpeed(taken[chosen], taken["float32"], load, chosen, gain)
+    exact, rounded = (one.units(texts[:COMPARED_TEXTS]) for one in embed.values())
+    error = float(np.sqrt(np.mean((exact @ exact.T - rounded @ rounded.T) ** 2)))
+    chosen = "bfloat16" if gain >= LEAST_GAIN and error <= MOST_ERROR else "float32"
+    return TeacherSpeed(taken[chosen], taken["float32"], load, chosen, gain, error)
 
 
 def measure_student(

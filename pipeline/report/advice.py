@@ -276,7 +276,7 @@ def _evidence(plan: Plan, node: Node, results: Results, history: list[dict[str, 
     return Evidence(
         history,
         recipe.train.batch_size,
-        None if recipe.perturb else num_rows - num_held_out(recipe.holdout, num_rows),
+        num_rows - num_held_out(recipe.holdout, num_rows) if root and not recipe.perturb else None,
         more,
         _layers(results, cut_from),
         student,

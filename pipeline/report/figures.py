@@ -13,6 +13,7 @@ from typing import Any
 from pipeline.plan.graph import Node
 from pipeline.plan.plan import Plan
 from pipeline.store.artifacts import ArtifactStore
+from pipeline.store.history import newest_record
 from stages.contract import EncoderLabel, Figure, Measurement
 from stages.files import Root, understood
 
@@ -120,6 +121,16 @@ def read_results(root: Root, record: str) -> Results:
     name = f"{record}/results.json"
     with understood(root.shown(name)):
         return Results.read(json.loads(root.read(name)))
+
+
+def told(plan: Plan) -> tuple[Results, str | None]:
+    """What the newest run with a plan's artifacts told at its end, and its record; without one
+    what these have measured."""
+    results = collect(plan)
+    record = newest_record(plan.store.root, plan.recipe.name, plan.folders)
+    if results.complete and record is not None:
+        results = read_results(plan.store.root, record)
+    return results, record
 
 
 def collect(plan: Plan) -> Results:

@@ -6,7 +6,7 @@ from typing import Any
 
 from pipeline.plan.plan import make_plan
 from pipeline.report.advice import advice_for
-from pipeline.report.figures import collect, read_results
+from pipeline.report.figures import read_results, told
 from pipeline.report.table import results_table
 from pipeline.store.artifacts import Artifact, ArtifactStore
 from pipeline.store.history import folders_of, newest_record
@@ -112,19 +112,16 @@ def _figure(key: str, value: Any) -> list[str]:
 def show_result(recipe: Recipe) -> str:
     """The table of a recipe whose artifacts are up to date, and where to find everything."""
     plan = make_plan(recipe)
-    store, results = plan.store, collect(plan)
+    root, (results, record) = plan.store.root, told(plan)
     if not results.complete:
         return "no results yet: the evaluation has not been made"
-    record = newest_record(store.root, recipe.name, plan.folders)
-    if record is not None:
-        results = read_results(store.root, record)
     lines = ["", results_table(results), ""]
     if line := results.advice or advice_for(plan, results):
         lines.append(line)
-    link = store.root.local_path(f"students/{recipe.name}")
+    link = root.local_path(f"students/{recipe.name}")
     if link is not None and link.exists():
         lines.append(f"student: {link}  (SentenceTransformer loads this folder)")
     if record is not None:
-        lines.append(f"report:  {store.root.shown(record)}/report.html")
-        lines.append(f"as JSON: {store.root.shown(record)}/results.json")
+        lines.append(f"report:  {root.shown(record)}/report.html")
+        lines.append(f"as JSON: {root.shown(record)}/results.json")
     return "\n".join(lines)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from pipeline.plan.graph import Node
 from pipeline.plan.plan import Plan, make_plan
 from pipeline.recipe.read import dump_recipe
-from pipeline.report.figures import collect
+from pipeline.report.figures import collect, told
 from pipeline.run.commits import commits_for
 from pipeline.run.log import RunLog
 from pipeline.run.making import make
@@ -54,7 +54,7 @@ def run(
         if planned.damage and planned.node.name not in again:
             out(f"warning: {planned.node.name}: {planned.folder} is {planned.reason}")
     if not wanted:
-        present_student(plan, find_student(plan, collect(plan)))
+        present_student(plan, find_student(plan, told(plan)[0]))
         return False
     plan.store.check_writable()
     with reading(commits_for(plan, wanted, again)):

@@ -134,12 +134,16 @@ def _puts_away(batch: list[Node], begun: Collection[str]) -> bool:
 
 def _may_start(batch: list[Node], waiting: list[list[Node]], running: list[list[Node]]) -> bool:
     unmade = {node.name for other in (*waiting, *running) for node in other}
-    if any(unmade.intersection(node.inputs.values()) for node in batch):
+
+    def lacks(batch: list[Node]) -> bool:
+        return any(unmade.intersection(node.inputs.values()) for node in batch)
+
+    if lacks(batch):
         return False
     wanted = batch[0].stage.resources()
     taken = [other[0].stage.resources() for other in running]
     if any(other.alone for other in taken) or (wanted.alone and taken):
         return False
-    if wanted.alone and len(waiting) > 1:  # last, unless all that waits is such
-        return all(other[0].stage.resources().alone for other in waiting)
+    if wanted.alone and len(waiting) > 1:  # after all that can be made without it
+        return all(other[0].stage.resources().alone or lacks(other) for other in waiting)
     return not wanted.exclusive or all(other.exclusive != wanted.exclusive for other in taken)

@@ -35,15 +35,13 @@ def find_student(plan: Plan, results: Results) -> Student | None:
 
     if not results.complete:
         return None
-    parts = _parts(plan)
+    parts, table = _parts(plan), results_table(results)
     published = [artifact for artifact, part in parts if not part.refused]
     for name, planned in plan.nodes.items():
         if planned.node.recipe != plan.recipe.name or plan.store.manifest(planned.folder) is None:
             continue
         artifact = plan.store.open(planned.folder, name)
-        card = planned.node.stage.student_card(
-            artifact, results_table(results), [part for _, part in parts]
-        )
+        card = planned.node.stage.student_card(artifact, table, [part for _, part in parts])
         if card is not None:
             return Student([artifact, *published], card)
     return None

@@ -308,7 +308,7 @@ def _read_parquet(settings: VectorsSettings, where: str) -> Iterator[tuple[Keys,
                         f"{wanted}"
                     )
                 yield ["" if key is None else str(key) for key in keys.to_pylist()], vectors
-        except (pa.ArrowInvalid, OSError) as error:
+        except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
             raise UserError(f"{file}: not a readable Parquet file ({error})") from None
 
 

@@ -191,7 +191,16 @@ def model_config(settings: ModelSettings) -> dict[str, Any]:
     Raises:
         UserError: the model is not to be had, or a size in the file is no number.
     """
-    return _with_sizes(described_in(settings) / "config.json", *LAYERS, *WIDTHS, POSITIONS)
+    return config_in(described_in(settings))
+
+
+def config_in(folder: Path) -> dict[str, Any]:
+    """config.json of a model's folder; {} where it has none.
+
+    Raises:
+        UserError: a size in the file is no number.
+    """
+    return _with_sizes(folder / "config.json", *LAYERS, *WIDTHS, POSITIONS)
 
 
 def _with_sizes(file: Path, *names: str) -> dict[str, Any]:

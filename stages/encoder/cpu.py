@@ -70,9 +70,9 @@ class PackedLinear(nn.Module):
 def pack_linears(backbone: nn.Module) -> str:
     """Replaces a transformer's linear layers by packed ones where it stays what it was.
 
-    Where those are clearly slower on this processor (under 0.8 times as fast: the fused GELU makes
-    up for some), or the model computes anything else with them, torch's stay. Needs the weights
-    twice while it looks.
+    Where those are slower on this processor (with a GELU, which is fused and makes up for some,
+    under 0.8 times as fast), or the model computes anything else with them, torch's stay. Needs the
+    weights twice while it looks.
 
     Returns:
         what was chosen, for the log.
@@ -90,7 +90,8 @@ def pack_linears(backbone: nn.Module) -> str:
         return "WARNING: torch has no oneDNN here: linear layers may be twice as slow"
     largest = max((linear for _, _, linear in places), key=lambda linear: linear.weight.numel())
     gain = packed_gain(*largest.weight.shape, dtype, torch.get_num_threads())
-    if gain < 0.8:
+    gelu = any(_is_gelu(getattr(module, "intermediate_act_fn", None)) for module, _, _ in places)
+    if gain < (0.8 if gelu else 1):
         return f"torch's linear layers: packed for oneDNN they are {gain:.2f} times as fast"
     before = _sample(backbone)
     activations = []

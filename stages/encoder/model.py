@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stages.contract import Work
 from stages.encoder.config import check_config, described_in, kept_layers, position_offset, resolved
 from stages.encoder.cpu import DTYPES, NOT_HERE, cast_weights, computed_type, pack_linears
 from stages.encoder.dense import Dense, load_dense
@@ -225,6 +226,14 @@ def load_for_inference(settings: EncoderSettings) -> Encoder | PipelineEncoder:
             encoder.arithmetic = pack_linears(encoder.backbone)
     if dtype != DTYPES[settings.precision]:
         encoder.arithmetic += f"; {NOT_HERE.format(settings.precision)}"
+    return encoder
+
+
+def load_told(settings: EncoderSettings, work: Work) -> Encoder | PipelineEncoder:
+    """`load_for_inference` for a stage, whose log says how vectors are computed."""
+    encoder = load_for_inference(settings)
+    if encoder.arithmetic:
+        work.say(encoder.arithmetic, important="WARNING" in encoder.arithmetic)
     return encoder
 
 

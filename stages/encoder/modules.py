@@ -52,7 +52,7 @@ def _modules_of(folder: Path) -> Pipeline:
     if foreign:
         return Pipeline(unknown=f"the module {foreign[0]}")
     if own:  # an export has our mask pooling as word weights
-        return Pipeline(own["pooling"], dense or tuple(own.get("dense", ())))
+        return Pipeline(own.get("pooling", ""), dense or tuple(own.get("dense", ())))
     if not modules:  # nor a pipeline that sentence-transformers would know
         return replace(_pooled(folder / "1_Pooling", ()), unknown="")
     kinds = [one["type"].rpartition(".")[2] for one in modules]

@@ -31,6 +31,7 @@ LONGEST = 8192  # tokens of a text that any encoder may read
 # Most tokens of one inference batch, unless it is set. On a GPU, MiniLM encodes 1.8 times as many
 # sentences/s with 16,384 as with 4,096, and with 65,536 hardly more.
 BATCH_TOKENS = {"cpu": 4096, "cuda": 16_384}
+Precision = Literal["float32", "bfloat16", "float16"]
 
 
 class ModelSettings(Settings):
@@ -109,7 +110,7 @@ class EncoderSettings(ModelSettings):
         le=LONGEST,
         description="Most tokens of a sentence, special tokens and template included.",
     )
-    precision: Literal["float32", "bfloat16", "float16"] = Field(
+    precision: Precision = Field(
         "float32",
         description="Arithmetic of the forward pass. Pooling always runs in float32, and so does "
         "all on a CPU without instructions for a 16-bit one.",

@@ -1,6 +1,7 @@
 """Rows of the table that teach nobody: other encoders, whitened vectors, word vectors, BM25."""
 
 import re
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,12 +87,22 @@ class WordsSource:
         return ("scikit-learn", "scipy") if self.settings.bm25 else ()
 
     def check(self, max_length: int) -> None:
-        """The file was read for its identity."""
+        """Reads the file's first word.
+
+        Raises:
+            UserError: it is no file of words and numbers.
+        """
+        if self.settings.words is not None:
+            next(_word_vectors(self._file))
 
     def load(self) -> "WordVectors | Bm25":
         if self.settings.bm25:
             return Bm25()
-        return WordVectors(Path(str(self.settings.words)).expanduser())
+        return WordVectors(self._file)
+
+    @property
+    def _file(self) -> Path:
+        return Path(str(self.settings.words)).expanduser()
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -100,6 +111,34 @@ def _lines(path: Path) -> Iterator[str]:
             yield from file
     except UnicodeDecodeError:
         raise UserError(f"{path}: not a UTF-8 text file of words and numbers") from None
+    except IsADirectoryError:
+        raise UserError(f"{path}: is a folder; name the file with the word vectors") from None
+
+
+def _word_vectors(path: Path) -> Iterator[tuple[str, np.ndarray]]:
+    """Words and their vectors (D,) float32, one at least.
+
+    Raises:
+        UserError: the file is no table of words and numbers.
+    """
+    width, vector = 0, None
+    for number, line in enumerate(_lines(path), start=1):
+        cells = line.rstrip().split(" ")
+        if number == 1 and len(cells) == 2 and cells[1].isdigit():
+            continue  # word2vec's count of words, and width
+        width = width or len(cells) - 1
+        try:
+            vector = np.array(cells[-width:], dtype=np.float32)
+        except ValueError:
+            vector = None
+        if vector is None or not np.isfinite(vector).all() or not 0 < width < len(cells):
+            raise UserError(
+                f"{path}, line {number}: not a word and {width or 'its'} numbers with a space "
+                "between them"
+            )
+        yield " ".join(cells[:-width]), vector  # some words of GloVe have spaces in them
+    if vector is None:
+        raise UserError(f"{path}: there are no word vectors in it")
 
 
 class WordVectors:
@@ -114,29 +153,12 @@ class WordVectors:
     num_layers = 0
 
     def __init__(self, path: Path) -> None:
-        vectors: list[np.ndarray] = []
+        numbers = array("f")
         self._row_of: dict[str, int] = {}
-        width = 0
-        for number, line in enumerate(_lines(path), start=1):
-            cells = line.rstrip().split(" ")
-            if number == 1 and len(cells) == 2 and cells[1].isdigit():
-                continue  # word2vec's count of words, and width
-            width = width or len(cells) - 1
-            try:
-                vector = np.array(cells[-width:], dtype=np.float32)
-            except ValueError:
-                vector = None
-            if vector is None or not np.isfinite(vector).all() or not 0 < width < len(cells):
-                raise UserError(
-                    f"{path}, line {number}: not a word and {width or 'its'} numbers with a space "
-                    "between them"
-                )
-            # some words of GloVe have spaces in them
-            self._row_of.setdefault(" ".join(cells[:-width]), len(vectors))
-            vectors.append(vector)
-        if not vectors:
-            raise UserError(f"{path}: there are no word vectors in it")
-        self._vectors = np.stack(vectors)
+        for row, (word, vector) in enumerate(_word_vectors(path)):
+            self._row_of.setdefault(word, row)
+            numbers.frombytes(vector.tobytes())
+        self._vectors = np.frombuffer(numbers, dtype=np.float32).reshape(row + 1, -1)
         self.num_parameters = self._vectors.size
 
     def encode(self, texts: Sequence[str], kinds: Kinds = None) -> np.ndarray:

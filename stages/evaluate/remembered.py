@@ -9,6 +9,7 @@ from stages.kinds import Kind, Kinds, kind_of_each
 
 # Of the vectors kept: 200,000 of width 384, 7,000 rank vectors over 10,000 sentences
 MOST_BYTES = 300 << 20
+FEW = 4096  # more are not embedded before it is known how long a vector is
 
 
 class Remembered:
@@ -17,9 +18,11 @@ class Remembered:
     def __init__(self, encode: Encode) -> None:
         self._encode = encode
         self._known: dict[tuple[str, Kind | None], np.ndarray] = {}
-        self._bytes_each = 0  # of a vector, once there has been one
+        self._bytes_each = 0  # of a vector, once it is known
 
     def __call__(self, texts: Sequence[str], kinds: Kinds = None) -> np.ndarray:
+        if len(texts) > FEW and not self._bytes_each:
+            self._bytes_each = self._encode(texts[:1], kind_of_each(kinds, len(texts))[:1]).nbytes
         if not texts or len(texts) * self._bytes_each > MOST_BYTES:  # a corpus is not copied
             return self._encode(texts, kinds)
         keys = list(zip(texts, kind_of_each(kinds, len(texts)), strict=True))

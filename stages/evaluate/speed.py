@@ -44,7 +44,8 @@ class Speed(Stage):
     version = 4  # 100 sentences, not 256
 
     def identity(self, inputs: Mapping[str, Fingerprinted]) -> dict[str, Any]:
-        found = {"max_length": self.max_length}
+        # its figures and notes name them
+        found = {"max_length": self.max_length, "names": [name for name, _ in self.teachers]}
         return found | {
             f"teachers[{number}]": teacher.identity(inputs)
             for number, (_, teacher) in enumerate(self.teachers)
@@ -54,7 +55,7 @@ class Speed(Stage):
         return Resources(gpu=True, alone=True)
 
     def make(self, work: Work, loaded: Any) -> None:
-        from stages.encoder.model import load_for_inference
+        from stages.encoder.model import load_told
 
         sentences = work.input("sentences")
         first = sentences.shard_numbers[0]
@@ -63,7 +64,7 @@ class Speed(Stage):
         alike = {"max_length": self.max_length, "precision": "float32"}
         everyone = {"after": self.student, **dict(self.teachers)}
         encoders = {
-            name: load_for_inference(one.located(work).model_copy(update=alike))
+            name: load_told(one.located(work).model_copy(update=alike), work)
             for name, one in everyone.items()
         }
         work.say(f"{len(texts)} sentences, student and {len(self.teachers)} teacher(s) in turn")

@@ -188,13 +188,10 @@ class Evaluate(Stage):
     ) -> "Encoder | PipelineEncoder | WordVectors | Bm25":
         if isinstance(encoder, WordsSource):
             return encoder.load()
-        from stages.encoder.model import load_for_inference
+        from stages.encoder.model import load_told
 
         settings = _with_kinds(encoder).located(work)
-        found = load_for_inference(settings.model_copy(update={"max_length": self.max_length}))
-        if found.arithmetic:
-            work.say(found.arithmetic, important="WARNING" in found.arithmetic)
-        return found
+        return load_told(settings.model_copy(update={"max_length": self.max_length}), work)
 
     def make(self, work: Work, loaded: Tested) -> None:
         if width := self.label.dimensions:
@@ -326,7 +323,8 @@ def _plan_baseline(graph: Graph, baseline: BaselineSettings, where: str) -> None
             max_length = graph.recipe.evaluate.max_length
             stage = Evaluate(test, encoder, label, max_length, whitening=width, part=part)
             inputs: Inputs = dict.fromkeys([*encoder.inputs, *reads, *test.reads])
-            _add(graph, stage, inputs, f"{graph.recipe.name}-{label.name}", "", where)
+            title = f"{graph.recipe.name}-{slug(label.name) or 'baseline'}"
+            _add(graph, stage, inputs, title, "", where)
 
 
 def _plan_aligned(graph: Graph, label: EncoderLabel, teacher: EncoderSource[Any]) -> None:
@@ -345,12 +343,16 @@ def _add(
     graph: Graph, stage: Evaluate, inputs: Inputs, title: str, suffix: str, where: str
 ) -> None:
     named_test = graph.recipe.unexpanded(stage.test.title)
-    slug = re.sub(r"[^a-z0-9]+", "-", named_test.lower()).strip("-") or "test"
     name = f"evaluate:{stage.label.name}{suffix}:{named_test}"
     title += suffix.replace("+", "-")
     called = f"{title}-before" if stage.label.role == "before" else title
     stage = known_to_mteb(stage, called, lambda one: graph.fingerprint(one, inputs))
-    graph.add(name, stage, inputs, f"{title}-{slug}", where)
+    graph.add(name, stage, inputs, f"{title}-{slug(named_test) or 'test'}", where)
+
+
+def slug(name: str) -> str:
+    """A name as part of a folder's; "" where it has neither letters of a to z nor digits."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def known_to_mteb(stage: Evaluate, called: str, fingerprint: Callable[[Evaluate], str]) -> Evaluate:

@@ -97,7 +97,7 @@ class TransferTest(LabelledTest):
         if rows < 23 and "dev" not in found:
             raise UserError(
                 f"{self.where}: only {len(chosen.labels)} rows to learn from, of which 5% decide "
-                "when to stop; it takes 30"
+                f"when to stop; it takes {23 if 'train' in found else 26}"
             )
         return {split: in_sentevals_order(one) for split, one in found.items()}
 

@@ -22,7 +22,7 @@ from stages.encoder.config import described_in, tokens_read
 from stages.encoder.model import Encoder, load_for_inference
 from stages.encoder.pipeline import PipelineEncoder
 from stages.encoder.prompts import with_kind_prompts
-from stages.encoder.settings import EncoderSettings
+from stages.encoder.settings import EncoderSettings, Precision
 from stages.errors import UserError
 from stages.kinds import Kind, Kinds
 from stages.ranks.corpus import tiled_similarities
@@ -123,12 +123,15 @@ def write_vectors(
     return shape
 
 
-def load_student(model: str | Path, rank_weight: float | None = None) -> RankAwareEncoder:
+def load_student(
+    model: str | Path, rank_weight: float | None = None, precision: Precision = "float32"
+) -> RankAwareEncoder:
     """An exported student with the corpus of its ranks, if it has one.
 
     Args:
         model: a folder that the export stage wrote, or any encoder that names its pooling.
         rank_weight: w of Eq. 7 instead of the exported one; 0 gives plain cosines.
+        precision: type that the encoder computes in.
 
     Raises:
         UserError: no such model, or ranks asked of one that has none.
@@ -139,7 +142,7 @@ def load_student(model: str | Path, rank_weight: float | None = None) -> RankAwa
     about = folder / "ranks.json"
     if not about.is_file() and rank_weight:
         raise UserError(f"model '{model}': it was exported without rank vectors")
-    settings = EncoderSettings(model=str(model))
+    settings = EncoderSettings(model=str(model), precision=precision)
     settings = settings.model_copy(update={"max_length": tokens_read(described_in(settings))})
     encoder = load_for_inference(with_kind_prompts(settings))
     if not about.is_file():

@@ -92,9 +92,9 @@ class Corpus(Stage):
 
             paths = work.input(self.embedded).shard_paths("factors.npy")
             return FactorRows(paths, self.rows_per_shard, renormalise=False).take
-        from stages.encoder.model import load_for_inference
+        from stages.encoder.model import load_told
 
-        encoder, sentences = load_for_inference(self.student.located(work)), work.input("sentences")
+        encoder, sentences = load_told(self.student.located(work), work), work.input("sentences")
         return lambda rows: encoder.encode_unit(*texts_of_rows(sentences, rows.tolist()))
 
 

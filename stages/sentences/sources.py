@@ -208,9 +208,10 @@ def _lines(file: Path, table: Table) -> Iterator[tuple[int, Record]]:
         number = 0
         while raw := stream.readline(MAX_LINE_BYTES):
             number += 1
+            is_whole = len(raw) < MAX_LINE_BYTES or raw.endswith(b"\n")
             if number == 1:
                 raw = raw.removeprefix(b"\xef\xbb\xbf")  # the byte order mark of Windows programs
-            if len(raw) == MAX_LINE_BYTES and not raw.endswith(b"\n"):
+            if not is_whole:
                 while (rest := stream.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
                     pass
                 yield number, Reject(OVER_LIMIT, raw[:200].decode("utf-8", "replace"))
@@ -338,7 +339,7 @@ def _parquet(file: Path, table: Table) -> Iterator[Row]:
         for batch in whole.iter_batches(columns=list(table.columns), batch_size=8192):
             for row in batch.to_pylist():
                 yield _cells(row, table, str(file))
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file}: not a readable Parquet file ({error})") from None
 
 

@@ -68,6 +68,7 @@ class Checkpoints:
         self._attempt = int(attempt or "0", 16)
         self._bests: dict[int, str] = {}  # of the checkpoints saved or loaded here, by their step
         self._digests: dict[str, dict[str, str]] = {}  # of the best weights by their name
+        self._rejected: set[Saved] = set()
 
     def save(
         self,
@@ -83,7 +84,9 @@ class Checkpoints:
             state: small JSON state of the loop.
             best: the best weights so far and their step; written where they are new.
         """
-        name = self._name(Saved(step, self._attempt))
+        saved = Saved(step, self._attempt)
+        self._rejected.discard(saved)
+        name = self._name(saved)
         with self._root.filled_folder(name) as local:
             write(local)
             files = _digests(local)
@@ -114,10 +117,15 @@ class Checkpoints:
                 self._root.delete(f"{self._folder}/{name}")
         self._bests = kept
 
-    def newest(self, before: "Saved | None" = None) -> "Saved":
-        """The newest complete checkpoint, maybe of those before one; of step 0 if there is none."""
-        found = [one for one in self._complete() if before is None or one < before]
-        return max(found, default=Saved(0, 0))
+    def newest(self) -> "Saved":
+        """The newest complete checkpoint that was not rejected; of step 0 if there is none."""
+        return max(self._complete(), default=Saved(0, 0))
+
+    def reject(self, saved: "Saved") -> None:
+        """A checkpoint that is damaged: it is not one of those that are kept, as new ones of
+        earlier steps would then be forgotten as they are written."""
+        self._rejected.add(saved)
+        self._bests.pop(saved.step, None)
 
     @contextmanager
     def opened(self, saved: "Saved") -> Iterator[Found | None]:
@@ -154,8 +162,9 @@ class Checkpoints:
     def _complete(self) -> list["Saved"]:
         names = [name for name in self._root.list(self._folder) if name.startswith("step-")]
         parts = [name.split("-") for name in names]
-        found = [Saved(int(step), int((more or ["0"])[0], 16)) for _, step, *more in parts]
-        return sorted(one for one in found if self._root.exists(f"{self._name(one)}/{MARKER}"))
+        found = {Saved(int(step), int((more or ["0"])[0], 16)) for _, step, *more in parts}
+        left = found - self._rejected
+        return sorted(one for one in left if self._root.exists(f"{self._name(one)}/{MARKER}"))
 
 
 def _sealed(state: dict[str, Any]) -> bytes:

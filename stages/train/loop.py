@@ -236,10 +236,10 @@ class Training:
 
         With other workers than wrote it the steps to come are not the same bit for bit.
         """
-        device, saved = self.engine.student.encoder.device, None
+        device = self.engine.student.encoder.device
         while True:
             # rank 0 chooses for all: a network file system may show the others an older listing
-            newest = checkpoints.newest(saved) if self.engine.rank == 0 else Saved(0, 0)
+            newest = checkpoints.newest() if self.engine.rank == 0 else Saved(0, 0)
             chosen = self.engine.sum_over_workers(torch.tensor(newest, device=device)).tolist()
             saved = Saved(*chosen)
             if saved.step == 0:
@@ -252,6 +252,7 @@ class Training:
                     self.continued = (saved.step, found.state.pop("layout"))
                     self.progress, self._best = Progress(**found.state), found.best
                     return
+            checkpoints.reject(saved)
             self.damaged.append(saved.step)
 
     def _evaluate(self) -> dict[str, float]:

@@ -55,6 +55,12 @@ class Objectives(Extensible):
         chosen = self.chosen
         if not chosen:
             raise ValueError(f"name at least one objective: {', '.join(type(self).model_fields)}")
+        replacing = [name for name, one in chosen.items() if one.replaces_contrastive]
+        if len(replacing) > 1:
+            raise ValueError(
+                f"{' and '.join(replacing)}: only one can take the maximum with the others; let "
+                "the rest be added (combine: sum)"
+            )
         for name, one in chosen.items():
             if one.replaces_contrastive and not any(o.contrastive for o in chosen.values()):
                 raise ValueError(

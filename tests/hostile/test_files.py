@@ -104,6 +104,7 @@ def parquet_files(columns):
         "numbers": pa.array([1, 2]), "nulls": pa.array([None, None], pa.string()),
         "nothing but null": pa.nulls(2), "lists": pa.array([["a"], ["b"]]),
         "bytes": pa.array([b"\xff\xfe", b"a"]), "no rows": pa.array([], pa.string()),
+        "no UTF-8": pa.array([b"\xff\xfe", b"a"]).view(pa.string()),
     }  # fmt: skip
     for name, array in values.items():
         yield f"{name}.parquet", in_parquet(dict.fromkeys(columns, array))

@@ -199,6 +199,24 @@ def test_a_continued_scheduler_decides_as_if_it_had_never_stopped(make_search, s
     assert dict(feed(continued, numbered[20:])) == dict(list(whole.items())[20:])
 
 
+def test_the_median_rule_passes_over_trials_that_are_not_judged(make_search):
+    """Second seeds, which may not be stopped, and what failed: Ray's rule would ask them."""
+    scheduler = make_scheduler(make_search({RATE: {"grid": [0.1]}}, scheduler="median"))
+    for number in range(4):  # as many samples as the rule wants
+        judged = TuneTrial(number)
+        scheduler.on_trial_add(None, judged)
+        result = {"judged": 50.0, "value": 1.0}
+        assert scheduler.on_trial_result(None, judged, result) == "CONTINUE"
+        scheduler.on_trial_complete(None, judged, result)
+    for number, last in enumerate(({"value": 70.0}, {"judged": 100.0}, {"done": True})):
+        other = TuneTrial(f"other {number}")
+        scheduler.on_trial_add(None, other)
+        scheduler.on_trial_complete(None, other, last)
+    worse = TuneTrial("worse")
+    scheduler.on_trial_add(None, worse)
+    assert scheduler.on_trial_result(None, worse, {"judged": 50.0, "value": 0.5}) == "STOP"
+
+
 def test_no_more_trials_run_at_once_than_were_asked_for(make_search, monkeypatch):
     search = make_search({RATE: {"grid": [0.1, 0.2, 0.3]}}, seeds=[1])
     log = TrialLog(search.store.root, search.folder)

@@ -9,6 +9,7 @@ import sys
 from importlib import metadata
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import yaml
 
@@ -40,7 +41,7 @@ def folder(tmp_path, monkeypatch, capsys):
 @pytest.fixture
 def quick(monkeypatch):
     """Speeds that do not depend on the machine; tests/test_new.py measures them."""
-    teacher = TeacherSpeed(seconds=0.002, single=0.008, load=1.0, precision="bfloat16", gain=1.5)
+    teacher = TeacherSpeed(0.002, single=0.008, load=1, precision="bfloat16", gain=1.5, error=5e-4)
     monkeypatch.setattr(fit, "measure_teacher", lambda *_: teacher)
     monkeypatch.setattr(fit, "measure_student", lambda *_: StudentSpeed(step=0.1, load=0.5))
 
@@ -99,9 +100,9 @@ def test_too_little_time_says_how_much_would_do(folder, quick, teacher_folder, c
     words = ["My texts.txt", "--teacher", teacher_folder, "--layers", "1", "--minutes"]
     for minutes in ("", "1e308", "nan", "soon"):
         assert f"--minutes {minutes}: give a number of minutes" in refused(capsys, *words, minutes)
-    for layers in ("", "9" * 5000, "4"):
+    for layers in ("", "9" * 5000, "3", "4"):
         error = refused(capsys, *words, "20", "--layers", layers)
-        assert "give auto, or a number from 0 to 3" in error
+        assert "give auto, or a number from 0 to 2; all 3 are the teacher itself" in error
     error = refused(capsys, *words, "0.75")
     assert "--minutes 0.75 is too short for 1 of the teacher's 3 layers" in error
     # least: 300 sentences, 93 steps of 32; the comparison of speed does not fit
@@ -114,7 +115,7 @@ def test_too_little_time_says_how_much_would_do(folder, quick, teacher_folder, c
 
 
 def test_what_is_held_out_is_embedded_in_the_time_too(folder, teacher_folder, monkeypatch, capsys):
-    slow = TeacherSpeed(seconds=0.01, single=0.3, load=1.0, precision="float32", gain=1.0)
+    slow = TeacherSpeed(0.01, single=0.3, load=1, precision="float32", gain=1, error=0)
     monkeypatch.setattr(fit, "measure_teacher", lambda *_: slow)
     monkeypatch.setattr(fit, "measure_student", lambda *_: StudentSpeed(step=0.1, load=0.5))
     (folder / "t.txt").write_text("\n".join(f"{one} {n}" for n, one in
@@ -166,7 +167,7 @@ def test_the_minutes_that_a_refusal_names_are_enough(
 ):
     """Where embedding or training takes most; where more minutes bring a comparison of speed."""
     monkeypatch.setattr(fit, "look_at_machine", lambda: fit.Machine(2, 24.0, ""))
-    slow = TeacherSpeed(seconds=embed, single=single, load=1.0, precision="float32", gain=1.0)
+    slow = TeacherSpeed(embed, single=single, load=1, precision="float32", gain=1, error=0)
     monkeypatch.setattr(fit, "measure_teacher", lambda *_: slow)
     monkeypatch.setattr(fit, "measure_student", lambda *_: StudentSpeed(step=step, load=0.5))
     words = ["My texts.txt", "--teacher", str(teacher_folder), "--minutes"]
@@ -290,7 +291,7 @@ def test_teachers_that_cannot_be_used(folder, capsys):
     error = refused(capsys, "My texts.txt", "--teacher", broken)
     assert "cannot be loaded" in error
     whole = make_model(folder / "whole")
-    assert "from 0 to 2" in refused(capsys, "My texts.txt", "--teacher", whole, "--layers", "3")
+    assert "from 0 to 1" in refused(capsys, "My texts.txt", "--teacher", whole, "--layers", "2")
     assert "--teacher is empty" in refused(capsys, "My texts.txt", "--teacher", "")
     assert "a number of minutes" in refused(
         capsys, "My texts.txt", "--teacher", whole, "--minutes", "nan"
@@ -333,6 +334,10 @@ def test_teachers_at_hand_smallest_first(tmp_path, monkeypatch):
     for name, content in (("torn", "{"), ("half", json.dumps([{"type": "x.Dense", "path": "2"}]))):
         copy = shutil.copytree(broken, tmp_path / f"models--org--{name}")
         (copy / "snapshots" / "abc" / "modules.json").write_text(content)
+    for name, config in (("six", {"num_hidden_layers": "six"}), ("code", {"auto_map": {}})):
+        copy = shutil.copytree(broken, tmp_path / f"models--org--{name}")
+        config = json.dumps({"num_hidden_layers": 2} | config)
+        (copy / "snapshots" / "abc" / "config.json").write_text(config)
     weights = (
         shutil.copytree(broken, tmp_path / "models--org--gone") / "snapshots/abc/model.safetensors"
     )
@@ -370,7 +375,7 @@ def test_what_needs_no_torch_does_not_import_it(tmp_path):
         stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "--layers 99: give auto, or a number from 0 to 6" in done.stderr
+    assert "--layers 99: give auto, or a number from 0 to 5" in done.stderr
 
 
 def test_what_a_text_needs_is_in_its_recipe(folder, quick, teacher_folder, capsys):
@@ -399,6 +404,30 @@ def test_bfloat16_is_chosen_where_it_is_faster(teacher_folder, monkeypatch):
         found = speed.measure_teacher(teacher, texts)
         assert (found.precision, found.gain) == (chosen, taken[0] / taken[1])
         assert (found.seconds, found.single) == (min(taken), taken[0])
+
+
+@pytest.mark.parametrize(("apart", "chosen"), [(0.006, "bfloat16"), (0.008, "float32")])
+def test_bfloat16_is_not_chosen_where_it_changes_similarities(
+    teacher_folder, monkeypatch, apart, chosen
+):
+    class Rounding:
+        """Of two orthogonal sentences it makes some with a cosine of `apart`."""
+
+        def __init__(self, settings):
+            self.cosine = apart * (settings.precision == "bfloat16")
+
+        def __call__(self, texts):
+            return {}
+
+        def units(self, texts):
+            return np.array([[1, 0], [self.cosine, (1 - self.cosine**2) ** 0.5]])
+
+    monkeypatch.setattr("stages.embed.embedder.Embedder", Rounding)
+    monkeypatch.setattr(speed, "_in_turn", lambda *_: {"float32": 2.0, "bfloat16": 1.0})
+    teacher = TeacherSettings(name="t", model=str(teacher_folder), pooling="mean", max_length=16)
+    found = speed.measure_teacher(teacher, make_sentences(8))
+    assert found.error == pytest.approx(apart / 2**0.5)
+    assert found.precision == chosen
 
 
 def test_a_teacher_reads_longer_texts_than_its_student(teacher_folder):

@@ -56,6 +56,7 @@ EVERYTHING = {"sentences", "embed:t", "tokens", *AFTER_TRAINING}
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
+        (["teachers.0.name=big"], {"embed:big", *both_tests("big"), "speed"}),  # under new names
         (["sentences.seed=1"], EVERYTHING),
         (["sentences.rows_per_shard=100"], EVERYTHING),
         (["teachers.0.max_length=24"], {"embed:t", *AFTER_TRAINING}),

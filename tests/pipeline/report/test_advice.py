@@ -211,6 +211,9 @@ def test_what_a_training_says_of_itself(tmp_path, monkeypatch):
 
     assert found().cosine == pytest.approx(0.9)
     assert (found().num_sentences, found().more_sentences) == (270, True)
+    plan.store.manifest = lambda folder: None  # they were removed since
+    assert (found().num_sentences, found().more_sentences) == (None, False)
+    plan.store.manifest = lambda folder: rows
     rows.stats = {"rejected": {"too_short": 7}}  # as many as asked for, and there are no more
     assert not found().more_sentences
     recipe.student.is_static = True

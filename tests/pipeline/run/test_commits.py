@@ -9,13 +9,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from pipeline.compare.models import evaluate_models
 from pipeline.plan.plan import make_plan, plan_text
 from pipeline.run.commits import commits_for
 from stages.encoder.hub import COMMITS, reading, settled
 from stages.encoder.model import load_for_inference
 from stages.encoder.settings import EncoderSettings
 from stages.errors import UserError
+from stages.evaluate.settings import EvaluateSettings
 from stages.recipe import Recipe
+from tests.support.data import write_sts
 from tests.support.here import make_here
 from tests.support.hub import put_on_hub
 from tests.support.models import make_model, make_sentences
@@ -77,6 +80,21 @@ def test_what_is_made_later_reads_the_commit_of_what_is_there(place, student_fol
 
     again = commits_for(plan, [plan.graph["embed:t"]], again={"embed:t"})
     assert again == {f"{MODEL}@main": NEW}
+
+
+def test_models_without_a_recipe_are_read_at_the_commit_of_their_figures(place, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(place / "hub"))
+    sets = []
+    for name in ("one", "other"):
+        write_sts(place / f"{name}.tsv")
+        sets.append({"name": name, "path": str(place / f"{name}.tsv")})
+    for commit, number in ((OLD, 1), (NEW, 2)):
+        move_main(place, commit)
+        tests = EvaluateSettings.model_validate({"sts": sets[:number], "max_length": 32})
+        evaluate_models([MODEL], tests, str(place / "runs"), lambda line: None, "mean")
+    files = [*(place / "runs").glob("evaluate/*/manifest.json")]
+    read = [json.loads(file.read_text())["versions"][f"{MODEL}@main"] for file in files]
+    assert len(read) > 1 and set(read) == {OLD}
 
 
 def test_a_commit_is_one_already_and_no_model_is_said(place, student_folder, monkeypatch):

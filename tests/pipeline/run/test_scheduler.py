@@ -92,3 +92,12 @@ def test_an_end_is_no_failure(error):
     made, told, raised = ran(nodes(a=[], b=["a"]), {"a": error})
     assert raised is error and told == [] and made == []
     assert not hasattr(raised, "__notes__")
+
+
+def test_what_runs_alone_is_not_waited_for_by_what_it_waits_for():
+    """It comes after all that can be made without it, and before what reads it."""
+    several = nodes(alone=["a"], reader=["alone"], last=["reader"], a=[], b=["a"])
+    several[0].stage.resources = lambda: Resources(alone=True)
+    made, _, error = ran(several, {})
+    assert error is None
+    assert made[-3:] == ["alone", "reader", "last"] and set(made[:2]) == {"a", "b"}

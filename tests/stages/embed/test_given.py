@@ -155,6 +155,13 @@ def test_bad_columns(tmp_path, corpus, case):
         joined(tmp_path, corpus, path=str(tmp_path / "v.parquet"))
 
 
+def test_a_key_that_is_no_utf_8(tmp_path, corpus, vectors):
+    texts = pa.array([text.encode() + b"\xff" for text in corpus]).view(pa.string())
+    pq.write_table(pa.table({"text": texts, "vector": list(vectors)}), tmp_path / "v.parquet")
+    with pytest.raises(UserError, match="not a readable Parquet file"):
+        joined(tmp_path, corpus, path=str(tmp_path / "v.parquet"))
+
+
 def test_files_that_are_none(tmp_path, corpus, vectors):
     paths = matrix(tmp_path, vectors, corpus)
     (tmp_path / "v.npy").write_bytes(b"\x93NUMPY, but not")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from transformers.activations import ACT2FN
 
 from stages.contract import EncoderLabel
 from stages.embed.stage import Embed
@@ -37,9 +38,8 @@ def test_vectors_are_those_of_torchs_layers(teacher_folder, activation, monkeypa
         model=str(teacher_folder), pooling="mean", max_length=32, device="cpu"
     )
     plain = load_encoder(settings)
-    function = __import__("transformers").activations.ACT2FN[activation]
     for layer in plain.backbone.encoder.layer:
-        layer.intermediate.intermediate_act_fn = function
+        layer.intermediate.intermediate_act_fn = ACT2FN[activation]
     texts = make_sentences(50)
     expected = plain.encode_unit(texts)
     said = pack_linears(plain.backbone)
@@ -101,6 +101,18 @@ def test_rotary_positions_keep_their_precision(tmp_path, monkeypatch):
     exact, found = (dict(one(settings).backbone.named_buffers())["rotary_emb.inv_freq"]
                     for one in (load_encoder, load_for_inference))  # fmt: skip
     assert found.dtype == torch.float32 and torch.equal(found, exact)
+
+
+@pytest.mark.parametrize(("activation", "packs"), [("gelu", True), ("relu", False)])
+def test_slower_layers_are_packed_for_a_gelu_only(teacher_folder, monkeypatch, activation, packs):
+    monkeypatch.setattr(cpu, "packed_gain", lambda *layer: 0.9)
+    settings = EncoderSettings(
+        model=str(teacher_folder), pooling="mean", max_length=32, device="cpu"
+    )
+    backbone = load_encoder(settings).backbone
+    for layer in backbone.encoder.layer:
+        layer.intermediate.intermediate_act_fn = ACT2FN[activation]
+    assert pack_linears(backbone).startswith("linear layers packed") == packs
 
 
 def test_how_vectors_are_computed_is_said_by_whoever_loads_a_model(teacher_folder, monkeypatch):

@@ -331,6 +331,10 @@ def own_template(folder):
     (folder / "sentray.json").write_text('{"pooling": "mean", "template": "a {sentence}"}')
 
 
+def nothing_of_pooling(folder):
+    (folder / "sentray.json").write_text('{"template": null}')
+
+
 def no_pipeline(folder):
     (folder / "modules.json").unlink()
 
@@ -354,6 +358,7 @@ def no_pipeline(folder):
         (no_object, {}, "config.json: not readable, as it holds no JSON object"),
         (no_dense_config, {}, "2_Dense: no config.json of a Dense module"),
         (own_template, {"prompt": "b "}, "leave prompt out here"),
+        (nothing_of_pooling, {}, "does not say how to pool"),
         (no_pipeline, {"pooling": "pipeline"}, "it has no modules.json"),
     ],
 )

@@ -98,6 +98,13 @@ def test_bad_settings(baseline, message):
         BaselineSettings.model_validate(baseline)
 
 
+def test_word_vectors_are_looked_at_before_anything_is_made(tmp_path):
+    broken = write_words(tmp_path / "words.txt", ["a 1 x"])
+    for path, message in ((broken, "line 1: not a word"), (tmp_path, "is a folder; name the file")):
+        with pytest.raises(UserError, match=message):
+            WordsSource(BaselineSettings(name="x", words=str(path))).check(128)
+
+
 def test_a_missing_file_is_said_before_anything_is_made(tmp_path):
     with pytest.raises(UserError, match="evaluate.baselines 'x': there is no file"):
         WordsSource(BaselineSettings(name="x", words=str(tmp_path / "no.txt"))).identity({})
@@ -110,11 +117,21 @@ def with_baselines(tmp_path, teacher_folder, student_folder, *baselines):
 
 
 def test_names_are_not_taken_twice(tmp_path, teacher_folder, student_folder):
-    for names in (["t"], ["x", "x"], ["after"]):
+    for names in (["t"], ["x", "x"], ["after"], ["after+ranks"]):
         several = [{"name": name, "model": str(teacher_folder)} for name in names]
         raw = with_baselines(tmp_path, teacher_folder, student_folder, *several)
         with pytest.raises(ValueError, match="of a baseline is taken"):
             Recipe.model_validate(raw)
+
+
+@pytest.mark.parametrize("name", ["BAAI/bge", "a/../../../x", "中文" * 40])
+def test_a_name_is_no_path(tmp_path, teacher_folder, student_folder, name):
+    """Else neither gc nor other recipes find its artifacts, and they may lie anywhere."""
+    baseline = {"name": name, "model": str(teacher_folder), "pooling": "mean"}
+    raw = with_baselines(tmp_path, teacher_folder, student_folder, baseline)
+    plan = make_plan(Recipe.model_validate(raw))
+    folder = plan.folders[f"evaluate:{name}:made-up"]
+    assert re.fullmatch(r"evaluate/[a-z0-9]+(-[a-z0-9]+)*-[0-9a-f]{8}", folder)
 
 
 def test_baselines_are_rows_of_the_table(tmp_path, teacher_folder, student_folder):

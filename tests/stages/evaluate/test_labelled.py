@@ -415,7 +415,7 @@ def test_labels_of_json_and_a_split_that_is_not_there(tmp_path):
         ("relevance", ["query\tdocument\tlabel", "q7\td1\t1"], "row 1: there is no query 'q7'"),
         ("relevance", ["query\tdocument\tlabel", "q1\td1\tyes"], "'yes', which is not a number"),
         ("relevance", ["query\tdocument\tlabel", "q1\td1\t0"], "no document is relevant to any"),
-        ("relevance", None, "there is no such file"),
+        ("relevance", None, "relevance: there is no"),
     ],
 )  # fmt: skip
 def test_bad_corpora(tmp_path, file, lines, message):
@@ -430,6 +430,23 @@ def test_bad_corpora(tmp_path, file, lines, message):
             write(tmp_path / f"{name}.tsv", text)
     with pytest.raises(UserError, match=message):
         CorpusTest(name="x", **paths).check()
+
+
+def test_a_corpus_is_read_once_to_be_checked_and_again_where_it_has_changed(tmp_path, monkeypatch):
+    """A table asks for it in each of its rows."""
+    names = ("queries", "documents", "relevance")
+    paths = {name: str(tmp_path / f"{name}.tsv") for name in names}
+    for name, row in zip(names, ("q1\ta", "d1\ta", "q1\td1\t1"), strict=True):
+        head = "query\tdocument\tlabel" if name == "relevance" else "id\ttext"
+        write(tmp_path / f"{name}.tsv", [head, row])
+    loads, load = [], CorpusTest.load
+    monkeypatch.setattr(CorpusTest, "load", lambda self: loads.append(1) or load(self))
+    for _ in range(3):
+        CorpusTest(name="read once", **paths).check()
+    assert len(loads) == 1
+    write(tmp_path / "documents.tsv", ["id\ttext", "d2\ta"])
+    with pytest.raises(UserError, match="there is no document 'd1'"):
+        CorpusTest(name="read once", **paths).check()
 
 
 def test_figures_that_would_share_a_column_are_told_apart(tmp_path):

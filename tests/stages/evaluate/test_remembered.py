@@ -40,3 +40,16 @@ def test_memory_is_bounded_and_vectors_stay_right(most, monkeypatch):
     for texts in (["a", "bb"], ["a", "ccc"], ["bb", "ccc", "dddd"], ["a"]):
         np.testing.assert_array_equal(known(texts)[:, 0], [len(text) for text in texts])
         assert len(known._known) <= most
+
+
+def test_a_corpus_is_not_kept_even_if_it_comes_first(monkeypatch):
+    monkeypatch.setattr(remembered, "MOST_BYTES", 8 * 10)
+    monkeypatch.setattr(remembered, "FEW", 5)
+    encode = Counted()
+    known = Remembered(encode)
+    texts = [f"text {number}" for number in range(11)]
+    assert known(texts, "document").shape == (11, 2)
+    assert encode.asked[1:] == [(text, "document") for text in texts]  # as one call, in its order
+    assert not known._known
+    known(texts[:6])
+    assert len(known._known) == 6

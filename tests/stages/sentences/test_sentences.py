@@ -249,6 +249,14 @@ def test_what_is_dropped_is_counted_and_kept_with_its_reason(tmp_path):
     assert len(kept) == 6
 
 
+def test_a_byte_order_mark_makes_no_long_line_short(tmp_path):
+    (tmp_path / "a.txt").write_bytes(
+        b"\xef\xbb\xbf" + b"x" * ((1 << 20) + 500) + b"\nA good one.\n"
+    )
+    texts, stats, _ = build(path=str(tmp_path / "a.txt"), max_chars=1000)
+    assert texts == ["A good one."] and stats["rejected"] == {"line_over_1_mib": 1}
+
+
 def test_a_row_with_more_cells_than_names_is_dropped_not_cut(tmp_path):
     """A comma in a text without quotes: half a sentence must not be taken for a whole one."""
     rows = [

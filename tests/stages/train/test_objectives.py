@@ -17,7 +17,7 @@ from stages.train.objectives.consistency import consistency
 from stages.train.objectives.infonce import info_nce
 from stages.train.objectives.listmle import list_mle
 from stages.train.objectives.listnet import list_net
-from stages.train.objectives.rank_regression import rank_regression
+from stages.train.objectives.rank_regression import RankRegression, rank_regression
 from stages.train.objectives.scores import cosines, mix_teachers, off_diagonal, row_cosines, unit
 from stages.train.objectives.similarity_regression import SimilarityRegression, similarity_order
 from stages.train.objectives.soft_negative import soft_negative_margin
@@ -251,6 +251,16 @@ def test_no_other_objective_enters_the_maximum(name):
     alone, own_alone = gradients(name)
     torch.testing.assert_close(together, gradients("infonce", "rank_regression")[0] + alone)
     assert own == own_alone
+
+
+def test_two_maxima_are_refused():
+    class Two(Objectives):
+        another: RankRegression | None = None
+
+    chosen = {"infonce": {}, "rank_regression": {}, "another": {}}
+    with pytest.raises(ValueError, match="rank_regression and another: only one can take the max"):
+        Two.model_validate(chosen)
+    Two.model_validate(chosen | {"another": {"combine": "sum"}})
 
 
 @pytest.mark.parametrize("others", [{}, {"listnet": {}}, {"masked_language": {}}])

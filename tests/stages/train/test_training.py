@@ -310,9 +310,11 @@ def test_a_damaged_checkpoint_is_not_used_and_that_is_said(
         if row["step"] == 14:  # checkpoints of 8 and 12
             raise Killed
 
-    checkpoints = Checkpoints(Root(str(tmp_path)), "work")
+    def fresh():
+        return Checkpoints(Root(str(tmp_path)), "work")
+
     with pytest.raises(Killed):
-        run(data, student_folder, settings, checkpoints, kill)
+        run(data, student_folder, settings, fresh(), kill)
 
     def damage(step):
         folder = tmp_path / "work" / f"step-{step:06d}"
@@ -332,11 +334,18 @@ def test_a_damaged_checkpoint_is_not_used_and_that_is_said(
             model=str(student_folder), pooling="mean", max_length=16, device="cpu"
         )
         built = build_student(chosen, settings.objectives, settings.seed, False)
-        training = Training(PlainEngine(built, settings), settings, data, checkpoints)
+        training = Training(PlainEngine(built, settings), settings, data, fresh())
         assert training.damaged == damaged
         assert (training.continued or [0])[0] == begins
-    for row in training.rows():
+    rows = training.rows()
+    for row in rows:
         assert row["loss"] == undisturbed[row["step"] - 1]["loss"]
+        if row["step"] == 6:  # killed again, with a new checkpoint of 4
+            break
+    rows.close()
+    training.finish_saving()
+    again = Training(PlainEngine(built, settings), settings, data, fresh())
+    assert again.damaged == damaged and again.continued[0] == 4
 
 
 def test_attempts_keep_their_files_apart_and_go_on_from_each_other(tmp_path):
