@@ -1,6 +1,8 @@
 """What the trials of a search read (sentences, factors, tokens): made once, before the first."""
 
 from pipeline.plan.graph import build_graph
+from pipeline.plan.plan import make_plan
+from pipeline.run.commits import commits_for
 from stages.errors import UserError
 from stages.recipe import Recipe
 from tune.definition import Search
@@ -23,6 +25,20 @@ def preparations(search: Search) -> list[Recipe]:
             continue  # becomes a failed trial, with this reason
         recipes.setdefault(_inputs(recipe), recipe)
     return list(recipes.values())
+
+
+def commits_of(search: Search) -> dict[str, str]:
+    """`commits_for` whatever any trial will read; the recipe's own artifacts count first.
+
+    Raises:
+        UserError: as `preparations`, or a model is not to be had.
+    """
+    found: dict[str, str] = {}
+    for recipe in (search.recipe, *preparations(search)):
+        plan = make_plan(recipe)
+        read = [one.node for one in plan.nodes.values() if one.to_do or one.node.name == "train"]
+        found = commits_for(plan, read) | found
+    return found
 
 
 def _preparing(search: Search) -> list[Configuration]:

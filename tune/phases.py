@@ -22,7 +22,6 @@ from pipeline.plan.plan import make_plan
 from pipeline.recipe.read import dump_recipe
 from pipeline.report.differences import with_differences
 from pipeline.report.figures import Results, collect
-from pipeline.run.commits import commits_for
 from pipeline.run.log import RunLog
 from pipeline.run.metrics import RunMetrics
 from pipeline.run.runner import check_nodes, make_needed, run, told_of
@@ -38,7 +37,7 @@ from stages.plain import as_yaml
 from stages.recipe import Recipe
 from tune.assignment import Assignment, Member
 from tune.definition import Search
-from tune.inputs import preparations
+from tune.inputs import commits_of, preparations
 from tune.progress import LiveTable, values_text
 from tune.ranking import Ranked, counted, fresh_seeds, own_trials, rank
 from tune.resources import Reservation, trial_resources
@@ -330,8 +329,7 @@ class _Phases:
         if self._is_open:
             return
         plan = make_plan(self._search.recipe)
-        read = [one.node for one in plan.nodes.values() if one.to_do or one.node.name == "train"]
-        self._stack.enter_context(reading(commits_for(plan, read)))
+        self._stack.enter_context(reading(commits_of(self._search)))
         check_nodes(planned.node for planned in plan.nodes.values() if planned.to_do)
         self._out(f"{self._search.name}: starting Ray")
         from pipeline.run.session import ray_session

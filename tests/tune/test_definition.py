@@ -7,9 +7,10 @@ import yaml
 
 from pipeline.recipe.read import dump_recipe, load_recipe
 from stages.errors import UserError
+from tests.support.hub import put_on_hub
 from tests.support.trials import RATE, TAU2, TAU3
 from tune.definition import Search
-from tune.inputs import preparations
+from tune.inputs import commits_of, preparations
 
 BAD = [
     ({"space": {"train.lerning_rate": {"grid": [1e-3]}}}, "did you mean 'learning_rate'"),
@@ -167,3 +168,14 @@ def test_what_is_written_of_a_search_can_be_read_again(make_search, tuned):
     search = make_search({"train.learning_rate": tuned}, **more)
     again = make_search(**search.plain_settings)
     assert again.plain_settings == search.plain_settings
+
+
+def test_every_model_that_is_searched_is_read_at_one_commit(
+    make_search, tiny_recipe, tmp_path, student_folder, monkeypatch
+):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    for model, commit in (("tiny/a", "a" * 40), ("tiny/b", "b" * 40)):
+        put_on_hub(tmp_path / "hub", model, student_folder, commit)
+    recipe = tiny_recipe("student.model=tiny/a")
+    search = make_search({"student.model": {"choice": ["tiny/a", "tiny/b"]}}, recipe, trials=2)
+    assert commits_of(search) == {"tiny/a@main": "a" * 40, "tiny/b@main": "b" * 40}
