@@ -87,11 +87,6 @@ def test_run_makes_everything_once_and_only_what_changed_again(sentray, tiny_rec
     assert "nothing to do" in sentray("run", file)
     assert (link / "model.safetensors").is_file()
 
-    # what is gone and was needed for what is there is not made again, nor missed
-    shutil.rmtree(Path(recipe["storage"]) / "sentences")
-    sentray("run", file, "--force", "evaluate:after:made-up")
-    assert not (Path(recipe["storage"]) / "sentences").exists()
-
     # execution settings are not identity: nothing to do
     for change in ("student.tokens_per_batch=64", "train.checkpoint_every_steps=3"):
         assert "nothing to do" in sentray("plan", file, "--set", change)
@@ -101,6 +96,11 @@ def test_run_makes_everything_once_and_only_what_changed_again(sentray, tiny_rec
     for line in shown.splitlines()[1:13]:
         artifact = line.split()[1]
         assert "made " in sentray("show", artifact), artifact
+
+    # what is gone and was needed for what is there is not made again, nor missed
+    shutil.rmtree(Path(recipe["storage"]) / "sentences")
+    sentray("run", file, "--force", "evaluate:after:made-up")
+    assert not (Path(recipe["storage"]) / "sentences").exists()
 
 
 def test_the_exported_student_gives_our_vectors(sentray, tiny_recipe, inputs_made):
