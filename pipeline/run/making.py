@@ -213,7 +213,8 @@ class _Making:
     def _check_rows(self, root: str) -> None:
         """Looks at the number of rows that a node gave, for all nodes that read them."""
         manifest = self._plan.store.manifest(self._plan.folders[root])
+        if manifest is None:  # gone; it was looked at when what these read was made of it
+            return
         for node, its_root in self._roots.values():
-            # one that is gone was looked at when what these read was made of it
-            if its_root == root and manifest is not None:
+            if its_root == root:
                 node.stage.check_rows(manifest.num_rows)

@@ -135,8 +135,8 @@ def _puts_away(batch: list[Node], begun: Collection[str]) -> bool:
 def _may_start(batch: list[Node], waiting: list[list[Node]], running: list[list[Node]]) -> bool:
     unmade = {node.name for other in (*waiting, *running) for node in other}
 
-    def lacks(batch: list[Node]) -> bool:
-        return any(unmade.intersection(node.inputs.values()) for node in batch)
+    def lacks(other: list[Node]) -> bool:
+        return any(unmade.intersection(node.inputs.values()) for node in other)
 
     if lacks(batch):
         return False
