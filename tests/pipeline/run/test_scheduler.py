@@ -98,6 +98,10 @@ def test_what_runs_alone_is_not_waited_for_by_what_it_waits_for():
     """It comes after all that can be made without it, and before what reads it."""
     several = nodes(alone=["a"], reader=["alone"], last=["reader"], a=[], b=["a"])
     several[0].stage.resources = lambda: Resources(alone=True)
-    made, _, error = ran(several, {})
+    waited_for_ever = threading.Event()
+    watch = threading.Timer(20, waited_for_ever.set)
+    watch.start()
+    made, _, error = ran(several, {}, waited_for_ever)
+    watch.cancel()
     assert error is None
     assert made[-3:] == ["alone", "reader", "last"] and set(made[:2]) == {"a", "b"}
